@@ -1,0 +1,216 @@
+#pragma once
+/// \file
+/// The recurrent states of one cache, and what it takes to roll them back.
+///
+///     state    [states][ S [features][value_pitch] | z [feature_pitch] ]     z only where there is a normaliser; padding is zero
+///     base     the same once more, some tokens ago                            only with rollback_slack
+///     log      [states][log_tokens][ phi(k) | v | alpha ]                     what the tokens since then wrote: a ring
+///
+/// A state cannot be run backwards, so rolling back is running forward again: the base is copied over the state and the log replayed
+/// up to the new length. The same operations in the same order give the same bits as if the tokens had never come. The base moves up in
+/// strides of several tokens, so that it costs little of a decode step's bandwidth.
+#include <sash/cache/storage.hpp>
+#include <sash/linear.hpp>
+
+#include <cstring>
+
+namespace sash::detail {
+
+struct state_store;
+
+}  // namespace sash::detail
+
+namespace sash::cpu {
+
+/// Writes the logged tokens [first, last) of state `s` into `state`: S = alpha S + phi v^T, z = alpha z + phi. In recurrent.hpp.
+template <class Build>
+void replay(const detail::state_store& store, int64 s, float* state, int64 first, int64 last);
+
+}  // namespace sash::cpu
+
+namespace sash::detail {
+
+inline constexpr int64 state_padding = 16;  // floats: rows start on cache lines, whatever the registers of this build
+inline constexpr int64 log_stride = 16;     // tokens by which the base moves up at a time
+
+/// Plain data: a move copies the members and empties the source.
+struct state_store {
+    memory_source memory;
+    float* data = nullptr;    ///< states, then bases, then logs
+    int64* base_at = nullptr; ///< [states]: how many tokens each base has seen; behind the logs
+    int64 length = 0;         ///< tokens appended so far
+    int64 floor = 0;          ///< no rollback below this length
+    int64 states = 0, features = 0, feature_pitch = 0, value_pitch = 0;
+    int64 state_floats = 0;   ///< of one state, its normaliser included
+    int64 log_tokens = 0;     ///< room of one log; 0 without slack
+    int64 slack = 0;
+    bool has_normaliser = false;
+
+    SASH_INLINE float* state(int64 s) const { return data + s * state_floats; }
+    SASH_INLINE float* base(int64 s) const { return data + (states + s) * state_floats; }
+    SASH_INLINE int64 entry_floats() const { return feature_pitch + value_pitch + state_padding; }
+    SASH_INLINE float* entry(int64 s, int64 token) const {
+        return data + 2 * states * state_floats + (s * log_tokens + token % log_tokens) * entry_floats();
+    }
+    SASH_INLINE int64 total_floats() const {
+        return log_tokens == 0 ? states * state_floats : states * (2 * state_floats + log_tokens * entry_floats());
+    }
+    SASH_INLINE std::size_t total_bytes() const {
+        return static_cast<std::size_t>(total_floats()) * sizeof(float) + static_cast<std::size_t>(states) * sizeof(int64);
+    }
+};
+
+template <class Build>
+void reset(state_store& store) {
+    if (store.data == nullptr) return;
+    store.length = store.floor = 0;
+    std::memset(store.data, 0, store.total_bytes());
+}
+
+/// Allocates the memory that `store` has computed its sizes for.
+template <class Build>
+void allocate_states(state_store& store) {
+    store.data = static_cast<float*>(allocate<Build>(store.memory, store.total_bytes()));
+    store.base_at = reinterpret_cast<int64*>(store.data + store.total_floats());
+}
+
+/// Empty states for a resolved shape. Allocates once, here.
+template <class Build, recurrent_policy P>
+void create(state_store& store, const P& policy, const shape& s, const storage& how) {
+    store = {};
+    store.memory = how.memory;
+    store.states = policy.states(s);
+    store.features = policy.features(s.key_dim);
+    store.feature_pitch = round_up(store.features, state_padding);
+    store.value_pitch = round_up(s.value_dim, state_padding);
+    store.has_normaliser = P::has_normaliser;
+    store.state_floats = store.features * store.value_pitch + (P::has_normaliser ? store.feature_pitch : 0);
+    store.slack = how.rollback_slack;
+    store.log_tokens = how.rollback_slack > 0 ? how.rollback_slack + log_stride : 0;
+    allocate_states<Build>(store);
+    reset<Build>(store);
+}
+
+template <class Build>
+void destroy(state_store& store) noexcept {
+    release<Build>(store.memory, store.data, store.total_bytes());
+    store = {};
+}
+
+/// Makes `to`, which holds nothing, a copy of `from`, in memory from the same source.
+template <class Build>
+void copy(state_store& to, const state_store& from) {
+    state_store made = from;
+    if (from.data != nullptr) {
+        allocate_states<Build>(made);
+        std::memcpy(made.data, from.data, from.total_bytes());
+    }
+    to = made;
+}
+
+template <class Build>
+int64 bytes(const state_store& store) {
+    return store.data == nullptr ? 0 : static_cast<int64>(store.total_bytes());
+}
+
+/// Can the last n tokens be taken back, exactly? None and all always can; else the last `slack` of those there ever were.
+template <class Build>
+bool can_rollback(const state_store& store, int64 n) {
+    if (n < 0 || n > store.length) return false;
+    return n == 0 || n == store.length || store.length - n >= larger(store.floor, store.length - store.slack);
+}
+
+/// Takes the last n tokens back; `can_rollback(n)` holds. Allocates nothing, cannot fail.
+template <class Build, recurrent_policy P>
+void rollback(state_store& store, const P&, const shape&, int64 n) {
+    if (n == 0) return;
+    if (n == store.length) {
+        reset<Build>(store);
+        return;
+    }
+    const int64 target = store.length - n;
+    for (int64 s = 0; s < store.states; ++s) {
+        std::memcpy(store.state(s), store.base(s), static_cast<std::size_t>(store.state_floats) * sizeof(float));
+        cpu::replay<Build>(store, s, store.state(s), store.base_at[s], target);
+    }
+    store.floor = larger(store.floor, store.length - store.slack);
+    store.length = target;
+}
+
+/// Makes room in the log of state s for `count` more tokens behind `next`, by moving its base up; count <= log_stride.
+template <class Build>
+void make_room_in_log(const state_store& store, int64 s, int64 next, int64 count) {
+    if (next + count - store.base_at[s] <= store.log_tokens) return;
+    const int64 up_to = smaller(next, next + count - store.slack);
+    cpu::replay<Build>(store, s, store.base(s), store.base_at[s], up_to);
+    store.base_at[s] = up_to;
+}
+
+// -------------------------------------------------------------------------------------------------------- save and load
+
+/// What stands in front of the floats of a saved state.
+struct saved_state {
+    std::int64_t length, floor, slack, logged;
+};
+
+template <class Build>
+std::size_t saved_bytes(const state_store& store) {
+    const int64 logged = store.log_tokens == 0 ? 0 : store.length - store.base_at[0];
+    const int64 floats = store.states * (store.log_tokens == 0 ? store.state_floats
+                                                                : 2 * store.state_floats + logged * store.entry_floats());
+    return sizeof(saved_state) + static_cast<std::size_t>(floats) * sizeof(float);
+}
+
+/// Calls f(memory, floats) for the parts of a store that are saved, in order. Without `history` only the states.
+template <class Build, class F>
+void for_each_saved(const state_store& store, bool history, int64 length, int64 logged, F&& f) {
+    f(store.data, store.states * store.state_floats);
+    if (!history) return;
+    f(store.base(0), store.states * store.state_floats);
+    for (int64 s = 0; s < store.states; ++s)
+        for (int64 t = length - logged; t < length; ++t) f(store.entry(s, t), store.entry_floats());
+}
+
+/// Writes saved_bytes(store) bytes.
+template <class Build>
+void save(const state_store& store, std::byte* to) {
+    const bool history = store.log_tokens > 0;
+    const saved_state head{store.length, store.floor, store.slack, history ? store.length - store.base_at[0] : 0};
+    std::memcpy(to, &head, sizeof head);
+    to += sizeof head;
+    for_each_saved<Build>(store, history, head.length, head.logged, [&](const float* part, int64 floats) {
+        std::memcpy(to, part, static_cast<std::size_t>(floats) * sizeof(float));
+        to += static_cast<std::size_t>(floats) * sizeof(float);
+    });
+}
+
+/// Reads what `save` wrote, into a store of the same policy and shape. False, and nothing changed, where the bytes cannot be that.
+/// What was saved with another slack comes without its history: exact, but not to be rolled back beyond this point.
+template <class Build>
+bool load(state_store& store, const std::byte* from, std::size_t size) {
+    saved_state head;
+    if (size < sizeof head) return false;
+    std::memcpy(&head, from, sizeof head);
+    constexpr int64 most = int64{1} << 40;
+    if (head.length < 0 || head.floor < 0 || head.floor > head.length || head.slack < 0 || head.slack > most) return false;
+    const int64 most_logged = head.slack > 0 ? head.slack + log_stride : 0;
+    if (head.logged < 0 || head.logged > smaller(head.length, most_logged) || head.logged > static_cast<int64>(size)) return false;
+    const int64 floats = store.states * (head.slack == 0 ? store.state_floats
+                                                         : 2 * store.state_floats + head.logged * store.entry_floats());
+    if (size != sizeof head + static_cast<std::size_t>(floats) * sizeof(float)) return false;
+
+    from += sizeof head;
+    const bool history = head.slack == store.slack && store.slack > 0;
+    for_each_saved<Build>(store, history, head.length, head.logged, [&](float* part, int64 count) {
+        std::memcpy(part, from, static_cast<std::size_t>(count) * sizeof(float));
+        from += static_cast<std::size_t>(count) * sizeof(float);
+    });
+    if (!history && store.slack > 0)
+        std::memcpy(store.base(0), store.data, static_cast<std::size_t>(store.states * store.state_floats) * sizeof(float));
+    for (int64 s = 0; s < store.states; ++s) store.base_at[s] = head.length - (history ? head.logged : 0);
+    store.length = head.length;
+    store.floor = history ? head.floor : head.length;
+    return true;
+}
+
+}  // namespace sash::detail

@@ -1,0 +1,171 @@
+#pragma once
+/// \file
+/// Compiler facts, the build tag and the error hook. The only file with conditions on compilers.
+///
+/// A header-only library is compiled once per file that includes it, and a program may hold files built with different
+/// flags (`-mavx2`, `-fopenmp`, `-fno-exceptions`, `-ffast-math`). The linker keeps ONE copy of an inline function of a
+/// given name: perhaps the one that holds AVX-512 code, for the file that was to run on an old machine. So every
+/// function of sash is either always inlined (SASH_INLINE), or a template whose first parameter is `build::here`, a tag
+/// that differs wherever the flags differ: two builds never share a symbol that could hold different code.
+#include <sash/version.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+#include <string_view>
+
+#if !defined(_MSVC_LANG) && __cplusplus < 202002L
+#error "sash needs C++20: compile with -std=c++20 or newer"
+#endif
+
+#if defined(__GNUC__)
+#define SASH_INLINE [[gnu::always_inline]] inline
+#define SASH_COLD [[gnu::cold, gnu::noinline]]
+#else
+#define SASH_INLINE inline
+#define SASH_COLD
+#endif
+
+namespace sash {
+
+using int64 = std::int64_t;
+
+namespace build {
+
+/// One bit for each fact of this file's flags that may change the code of a function.
+inline constexpr std::uint64_t flags =
+    0
+#if defined(__SSE3__)
+    | 1u << 0
+#endif
+#if defined(__SSSE3__)
+    | 1u << 1
+#endif
+#if defined(__SSE4_1__)
+    | 1u << 2
+#endif
+#if defined(__SSE4_2__)
+    | 1u << 3
+#endif
+#if defined(__AVX__)
+    | 1u << 4
+#endif
+#if defined(__F16C__)
+    | 1u << 5
+#endif
+#if defined(__FMA__)
+    | 1u << 6
+#endif
+#if defined(__AVX2__)
+    | 1u << 7
+#endif
+#if defined(__AVX512F__)
+    | 1u << 8
+#endif
+#if defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__AVX512CD__)
+    | 1u << 9
+#endif
+#if defined(__AVX512BF16__)
+    | 1u << 10
+#endif
+#if defined(__AVX512VNNI__)
+    | 1u << 11
+#endif
+#if defined(__BMI2__)
+    | 1u << 12
+#endif
+#if defined(_OPENMP)
+    | 1u << 16
+#endif
+#if defined(__cpp_exceptions)
+    | 1u << 17
+#endif
+#if defined(__FAST_MATH__) || defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+    | 1u << 18
+#endif
+#if defined(NDEBUG)
+    | 1u << 19
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    | 1u << 20
+#endif
+    ;
+
+/// How a file is built. `here` names it; it is the first template parameter of every function that is not always inlined.
+template <std::uint64_t Flags>
+struct tag {
+    static constexpr bool has_openmp = (Flags & (1u << 16)) != 0;
+    static constexpr bool has_exceptions = (Flags & (1u << 17)) != 0;
+    static constexpr bool has_fast_math = (Flags & (1u << 18)) != 0;
+};
+using here = tag<flags>;
+
+}  // namespace build
+
+/// What sash throws: a wrong shape, stride, parameter or file. The message names the value and the limit. Nothing has
+/// been written when it is thrown.
+struct error : std::invalid_argument {
+    using std::invalid_argument::invalid_argument;
+};
+
+#if !defined(__cpp_exceptions)
+/// With exceptions switched off the program defines this function; it must not return.
+[[noreturn]] void on_error(std::string_view message);
+#endif
+
+namespace detail {
+
+/// A message put together from text and numbers without a heap: it is made on the cold path only.
+struct message {
+    char text[384];
+    std::size_t length = 0;
+
+    SASH_INLINE void add(const char* s) { add(s, std::strlen(s)); }
+    SASH_INLINE void add(int64 n) {
+        char digits[24];
+        add(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof digits, "%lld", static_cast<long long>(n))));
+    }
+    SASH_INLINE void add(int n) { add(int64{n}); }
+    SASH_INLINE void add(std::size_t n) { add(static_cast<int64>(n)); }
+    SASH_INLINE void add(double x) {
+        char digits[40];
+        add(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof digits, "%g", x)));
+    }
+    SASH_INLINE void add(float x) { add(double{x}); }
+    SASH_INLINE void add(const char* s, std::size_t n) {
+        for (std::size_t i = 0; i < n && length + 1 < sizeof text; ++i) text[length++] = s[i];
+    }
+};
+
+/// Reports an error: throws sash::error, or calls on_error where exceptions are off. `parts` are texts and numbers.
+template <class Build, class... Parts>
+[[noreturn]] SASH_COLD void refuse(const Parts&... parts) {
+    message m;
+    m.add("sash: ");
+    (m.add(parts), ...);
+    m.text[m.length] = '\0';
+#if defined(__cpp_exceptions)
+    throw error(m.text);
+#else
+    on_error(std::string_view(m.text, m.length));
+#endif
+}
+
+/// Refuses unless `condition` holds.
+template <class Build, class... Parts>
+SASH_INLINE void require(bool condition, const Parts&... parts) {
+    if (!condition) [[unlikely]]
+        refuse<Build>(parts...);
+}
+
+template <class>
+inline constexpr bool never = false;  // a false that depends on a type: for the sentences in static_assert
+
+SASH_INLINE constexpr int64 round_up(int64 n, int64 multiple) { return (n + multiple - 1) / multiple * multiple; }
+SASH_INLINE constexpr int64 smaller(int64 a, int64 b) { return a < b ? a : b; }
+SASH_INLINE constexpr int64 larger(int64 a, int64 b) { return a < b ? b : a; }
+
+}  // namespace detail
+}  // namespace sash

@@ -1,0 +1,329 @@
+#pragma once
+/// \file
+/// One token at a time: keys stand in the lanes of registers.
+///
+/// The rows are the query heads of one token that share a KV head, up to eight. Nothing is computed that memory does not
+/// have to deliver first, so the kernel is arranged around the stream of cache lines: each is loaded once, met by up to
+/// four rows, and the part of the block that is needed next is asked for while this one is worked on.
+///
+///     S[row][key]  = Σ_d    q[row][d] · K[d][key]            lanes: keys
+///     P[row][key]  = 2^(S[row][key] - m[row])
+///     O[row][col] += Σ_key  P[row][key] · V[key][col]        lanes: columns
+///
+/// The largest score and the sum of weights are kept lane by lane and put together in `settle`; the stale maximum m is
+/// raised when a score exceeds it by 2^8.
+#include <sash/cpu/prefill.hpp>
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns of its own AVX-512 header
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+namespace sash::cpu {
+
+template <class Build>
+struct decode_rows {
+    static constexpr int capacity = 8;
+
+    int rows = 0;
+    int64 key_dim = 0, value_dim = 0, value_pitch = 0;
+    float* query = nullptr;              // [frames][rows][key_dim], already multiplied
+    float* numerator = nullptr;          // [rows][value_pitch]
+    float* maximum = nullptr;            // [8] base 2; stale until settled
+    float* denominator = nullptr;        // [8] once settled
+    float* weights = nullptr;            // [8][64]
+    float* peak = nullptr;               // [8][lanes] largest score of each lane
+    float* sum = nullptr;                // [8][lanes] sum of weights of each lane
+    const std::int32_t* head = nullptr;  // [rows]
+
+    /// Floats of scratch; a multiple of 16.
+    static int64 floats(int rows, int64 key_dim, int64 value_dim, int frames) {
+        return detail::round_up(frames * rows * key_dim, 16) + rows * codec<float>::value_pitch(value_dim) +
+               capacity * (2 + block_tokens + 2 * lanes<Build>);
+    }
+
+    /// Shares out `scratch`, 64-byte aligned, of floats(...) floats.
+    void bind(float* scratch, int row_count, int64 key_width, int64 value_width, [[maybe_unused]] int frames) {
+        rows = row_count;
+        key_dim = key_width;
+        value_dim = value_width;
+        value_pitch = codec<float>::value_pitch(value_width);
+        weights = scratch;
+        peak = weights + capacity * block_tokens;
+        sum = peak + capacity * lanes<Build>;
+        maximum = sum + capacity * lanes<Build>;
+        denominator = maximum + capacity;
+        numerator = denominator + capacity;
+        query = numerator + rows * value_pitch;
+    }
+};
+
+/// Nothing seen yet.
+template <class Build>
+void begin(decode_rows<Build>& t) {
+    for (int r = 0; r < t.rows; ++r) {
+        t.maximum[r] = minus_infinity();
+        t.denominator[r] = 0;
+        store(t.peak + r * lanes<Build>, floats(minus_infinity()));
+        store(t.sum + r * lanes<Build>, floats(0.0f));
+    }
+    for (int64 i = 0; i < t.rows * t.value_pitch; i += lanes<Build>) store(t.numerator + i, floats(0.0f));
+}
+
+namespace decode {
+
+/// Cache lines that will be wanted soon. Each step of a loop asks for as many bytes as it reads itself; what lies behind
+/// the end is what is read after it, or harmless.
+struct prefetcher {
+    const std::byte* at;
+
+    template <int64 Bytes>
+    SASH_INLINE void step() {
+#pragma GCC unroll 8
+        for (int64 i = 0; i < Bytes; i += 64) prefetch(at + i);
+        at += Bytes;
+    }
+};
+
+/// Registers of sums in flight: enough to hide the latency of a multiply-add, few enough to leave room for operands.
+template <class Build>
+inline constexpr int sums = registers<Build> / 2;
+
+/// Scores for lanes [first, last) and what shares a register with them. Rows is the number of rows rounded up to a power
+/// of two: the last row is then computed more than once, with the same result.
+template <class Build, class Element, int Rows>
+void score(const decode_rows<Build>& t, const float* query, const Element* keys, int first, int last, prefetcher& soon) {
+    using storage = codec<Element>;
+    constexpr int all = static_cast<int>(block_tokens) / lanes<Build>;
+    constexpr int wide = sums<Build> / Rows < all ? sums<Build> / Rows : all;  // registers of keys
+    constexpr int span = wide * lanes<Build>;
+    const float* q[Rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) q[r] = query + (r < t.rows ? r : t.rows - 1) * t.key_dim;
+    for (int lane = first / span * span; lane < last; lane += span) {
+        floats sum[Rows][wide];
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+            for (int w = 0; w < wide; ++w) sum[r][w] = floats(0.0f);
+        int64 d = 0;
+        for (; d + 2 <= t.key_dim; d += 2) {
+            soon.step<span * 2 * int64{sizeof(Element)}>();
+            typename storage::two key[wide];
+#pragma GCC unroll 8
+            for (int w = 0; w < wide; ++w) key[w] = storage::key_pair(keys, d, lane + w * lanes<Build>);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) {
+                const floats even(q[r][d]), odd(q[r][d + 1]);
+#pragma GCC unroll 8
+                for (int w = 0; w < wide; ++w) sum[r][w] = fma(odd, key[w].second, fma(even, key[w].first, sum[r][w]));
+            }
+        }
+        if (d < t.key_dim)
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+                for (int w = 0; w < wide; ++w)
+                    sum[r][w] = fma(floats(q[r][d]), storage::key_lanes(keys, d, lane + w * lanes<Build>), sum[r][w]);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+            for (int w = 0; w < wide; ++w) store(t.weights + r * block_tokens + lane + w * lanes<Build>, sum[r][w]);
+    }
+}
+
+/// Wide registers of columns, from `column` on:  O += Σ P · V over lanes [first, last).
+template <class Build, class Element, int Rows, int Wide>
+SASH_INLINE void weigh(const decode_rows<Build>& t, const Element* values, int64 column, int first, int last, prefetcher& soon) {
+    using storage = codec<Element>;
+    constexpr int64 bytes = Wide * lanes<Build> * int64{sizeof(Element)};  // of one value row
+    const float* p[Rows];
+    float* to[Rows];
+    floats sum[Rows][Wide];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+        const int row = r < t.rows ? r : t.rows - 1;
+        p[r] = t.weights + row * block_tokens;
+        to[r] = t.numerator + row * t.value_pitch + column;
+#pragma GCC unroll 8
+        for (int w = 0; w < Wide; ++w) sum[r][w] = load(to[r] + w * lanes<Build>);
+    }
+    int64 lane = first;
+    while (lane < last) {
+        if (storage::paired && (lane & 1) == 0 && lane + 1 < last) {
+            soon.step<2 * bytes>();
+            typename storage::two value[Wide];
+#pragma GCC unroll 8
+            for (int w = 0; w < Wide; ++w) value[w] = storage::value_pair(values, lane, column + w * lanes<Build>, t.value_pitch);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) {
+                const floats even(p[r][lane]), odd(p[r][lane + 1]);
+#pragma GCC unroll 8
+                for (int w = 0; w < Wide; ++w) sum[r][w] = fma(odd, value[w].second, fma(even, value[w].first, sum[r][w]));
+            }
+            lane += 2;
+        } else {
+            soon.step<bytes>();
+            floats value[Wide];
+#pragma GCC unroll 8
+            for (int w = 0; w < Wide; ++w) value[w] = storage::value_lanes(values, lane, column + w * lanes<Build>, t.value_pitch);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+                for (int w = 0; w < Wide; ++w) sum[r][w] = fma(floats(p[r][lane]), value[w], sum[r][w]);
+            lane += 1;
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+        for (int w = 0; w < Wide; ++w) store(to[r] + w * lanes<Build>, sum[r][w]);
+}
+
+template <class Build, class Element, int Rows>
+void weigh(const decode_rows<Build>& t, const Element* values, int first, int last, prefetcher& soon) {
+    constexpr int most = registers<Build> == 32 ? 4 : 8;
+    constexpr int wide = sums<Build> / Rows < most ? sums<Build> / Rows : most;
+    constexpr int least = detail::panel_width / lanes<Build>;  // value_pitch is a multiple of so many registers
+    int64 column = 0;
+    for (; column + wide * lanes<Build> <= t.value_pitch; column += wide * lanes<Build>)
+        weigh<Build, Element, Rows, wide>(t, values, column, first, last, soon);
+    if constexpr (wide > least)
+        for (; column < t.value_pitch; column += least * lanes<Build>)
+            weigh<Build, Element, Rows, least>(t, values, column, first, last, soon);
+}
+
+/// Soft cap, ALiBi, the user's function, then to base 2, for all rows of the tile.
+template <class Build>
+void apply(const score_stage& stage, const decode_rows<Build>& t, const tile_visit& visit, int first, int last) {
+    if (stage.soft_cap != 0 || stage.alibi != nullptr) {
+        for (int r = 0; r < t.rows; ++r)
+            for (int lane = first; lane < last; lane += lanes<Build>) {
+                float* at = t.weights + r * block_tokens + lane;
+                floats x = load(at);
+                if (stage.soft_cap != 0) x = floats(stage.soft_cap) * xsimd::tanh(x * floats(1.0f / stage.soft_cap));
+                if (stage.alibi != nullptr) {
+                    const floats distance = visit.distance_table != nullptr
+                                                ? load(visit.distance_table + r * block_tokens + lane)
+                                                : floats(visit.distance[r] - static_cast<float>(lane)) - lane_index<Build>();
+                    x = x - floats(stage.alibi[t.head[r]]) * distance;
+                }
+                store(at, x);
+            }
+    }
+    if (stage.custom != nullptr)
+        stage.custom->keys(stage.custom->functor, {.scores = t.weights + first,
+                                                   .keys = last - first,
+                                                   .rows = t.rows,
+                                                   .pitch = static_cast<std::int32_t>(block_tokens),
+                                                   .first_lane = first,
+                                                   .head = t.head,
+                                                   .distance = visit.distance,
+                                                   .distance_table = visit.distance_table});
+    for (int r = 0; r < t.rows; ++r)
+        for (int lane = first; lane < last; lane += lanes<Build>) {
+            float* at = t.weights + r * block_tokens + lane;
+            store(at, load(at) * floats(log2_e));
+        }
+}
+
+template <class Build>
+void rescale(decode_rows<Build>& t, int row, float factor) {
+    float* sum = t.sum + row * lanes<Build>;
+    store(sum, load(sum) * floats(factor));
+    float* numerator = t.numerator + row * t.value_pitch;
+    for (int64 c = 0; c < t.value_pitch; c += lanes<Build>) store(numerator + c, load(numerator + c) * floats(factor));
+}
+
+SASH_INLINE float exp2_of(float x) {
+    alignas(64) float lane[floats::size];
+    exp2(floats(x)).store_aligned(lane);
+    return lane[0];
+}
+
+/// Scores of one row -> weights; unseen lanes become exactly 0.
+template <class Build>
+void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen) {
+    constexpr int count = static_cast<int>(block_tokens) / lanes<Build>;
+    float* scores = t.weights + row * block_tokens;
+    floats top = load(t.peak + row * lanes<Build>);
+    for (int i = 0; i < count; ++i) {
+        const lane_mask mask = mask_from(static_cast<std::uint32_t>(seen >> (i * lanes<Build>)));
+        const floats x = select(mask, load(scores + i * lanes<Build>), floats(minus_infinity()));
+        store(scores + i * lanes<Build>, x);
+        top = cpu::maximum(x, top);
+    }
+    store(t.peak + row * lanes<Build>, top);
+
+    if (any(top > floats(t.maximum[row]) + floats(slack))) {
+        const float raised = maximum_of_lanes(top);
+        rescale(t, row, exp2_of(t.maximum[row] - raised));
+        t.maximum[row] = raised;
+    }
+    const float base = std::bit_cast<std::uint32_t>(t.maximum[row]) == minus_infinity_bits ? 0.0f : t.maximum[row];
+    floats sum = load(t.sum + row * lanes<Build>);
+    for (int i = 0; i < count; ++i) {
+        const floats weight = exp2(load(scores + i * lanes<Build>) - floats(base));
+        store(scores + i * lanes<Build>, weight);
+        sum = sum + weight;
+    }
+    store(t.sum + row * lanes<Build>, sum);
+}
+
+/// Calls f with the number of rows rounded up to a power of two, as a constant.
+template <class F>
+SASH_INLINE void with_rows(int rows, const F& f) {
+    if (rows > 4) f(std::integral_constant<int, 8>{});
+    else if (rows > 2) f(std::integral_constant<int, 4>{});
+    else if (rows == 2) f(std::integral_constant<int, 2>{});
+    else f(std::integral_constant<int, 1>{});
+}
+
+}  // namespace decode
+
+/// The rows read a key tile: scores, softmax, weighted values.
+template <class Build, class Element>
+void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit, const score_stage& stage) {
+    using storage = codec<Element>;
+    if (tile.first >= tile.last) return;
+    std::uint64_t seen = ~std::uint64_t{0} >> (64 - (tile.last - tile.first)) << tile.first;
+    if (visit.visible != nullptr) seen &= *visit.visible;
+    if (seen == 0) return;
+    const int first = std::countr_zero(seen), last = 64 - std::countl_zero(seen);
+
+    const float* query = t.query + visit.frame * t.rows * t.key_dim;
+    const Element* values = storage::values(tile.block, t.key_dim);
+    decode::prefetcher soon{reinterpret_cast<const std::byte*>(values)};
+    decode::with_rows(t.rows, [&](auto rows) {
+        decode::score<Build, Element, decltype(rows)::value>(t, query, storage::keys(tile.block), first, last, soon);
+    });
+
+    constexpr int vector = lanes<Build>;
+    if (!stage.empty()) decode::apply(stage, t, visit, first / vector * vector, (last + vector - 1) / vector * vector);
+    for (int r = 0; r < t.rows; ++r) decode::exponentiate(t, r, seen);
+
+    soon.at = tile.next != nullptr ? tile.next : tile.block;
+    while (seen != 0) {  // runs of lanes that are seen: what is not seen is not even multiplied by zero
+        const int from = std::countr_zero(seen), to = from + std::countr_one(seen >> from);
+        decode::with_rows(t.rows, [&](auto rows) { decode::weigh<Build, Element, decltype(rows)::value>(t, values, from, to, soon); });
+        seen = to == 64 ? 0 : seen >> to << to;
+    }
+}
+
+/// Brings numerator and denominator to the exact maximum of each row.
+template <class Build>
+void settle(decode_rows<Build>& t) {
+    for (int r = 0; r < t.rows; ++r) {
+        const float peak = maximum_of_lanes(load(t.peak + r * lanes<Build>));
+        if (peak > t.maximum[r]) decode::rescale(t, r, decode::exp2_of(t.maximum[r] - peak));
+        t.maximum[r] = peak;
+        t.denominator[r] = sum_of_lanes(load(t.sum + r * lanes<Build>));
+    }
+}
+
+}  // namespace sash::cpu
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif

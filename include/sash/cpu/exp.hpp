@@ -1,0 +1,38 @@
+#pragma once
+/// \file
+/// Two to the power of x, in registers: the softmax works in base 2, with log2(e) folded into the queries.
+#include <sash/cpu/simd.hpp>
+
+namespace sash::cpu {
+
+inline constexpr float log2_e = 1.44269504f;
+
+/// 2^x for x <= 127.
+///
+/// With n = round(x) and f = x - n in [-1/2, 1/2]:  2^x = 2^n · p(f),  p(f) = 1 + f·q(f), q of degree 4 chosen so that the
+/// largest relative error of p is least (Remez): 9.2e-8. Max error: 2 ulp. Exactly 1 at 0, exactly 0 at -infinity and
+/// wherever the result would be far below the smallest normal number (x < -126 may give 0), NaN for NaN. Holds under
+/// -ffast-math too: rounding is an instruction of its own that cannot be reassociated, and no test is one for infinity.
+SASH_INLINE floats exp2(floats x) {
+#if defined(__AVX512F__)
+    const floats n(_mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+    const integers whole = xsimd::nearbyint_as_int(x);
+    const floats n = xsimd::to_float(whole);
+#endif
+    const floats f = x - n;
+    floats p = fma(f, floats(0.00132647271f), floats(0.00967151264f));
+    p = fma(p, f, floats(0.0555073374f));
+    p = fma(p, f, floats(0.240222421f));
+    p = fma(p, f, floats(0.693146978f));
+    p = fma(p, f, floats(1.0f));
+#if defined(__AVX512F__)
+    return floats(_mm512_scalef_ps(p, n));  // p is NaN at -infinity, where this instruction is defined to give 0
+#else
+    // n is added to the exponent field. From -126 on that field stays positive; below, and for -infinity, the result is 0.
+    const floats scaled = as_floats(as_integers(p) + (whole << 23));
+    return select(x < floats(-126.0f), floats(0.0f), scaled);
+#endif
+}
+
+}  // namespace sash::cpu

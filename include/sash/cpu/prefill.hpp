@@ -1,0 +1,374 @@
+#pragma once
+/// \file
+/// Many queries at once: queries stand in the lanes of registers.
+///
+/// A query tile is up to three registers of rows (48 with AVX-512, 24 with AVX2), a row being one query head of one token:
+/// all query heads that share a KV head are just more rows. Its queries are transposed once, and then key tiles come by:
+///
+///     S[key][row]  = Σ_d    K[d][key] · Q[d][row]            scores of a key tile
+///     P[key][row]  = 2^(S[key][row] - m[row])                m: running maximum
+///     O[col][row] += Σ_key  V[key][col] · P[key][row]        the output, transposed
+///
+/// Both sums are the same small matrix product (`multiply`): broadcast a number of K or V, multiply it with registers of rows,
+/// which lie side by side; K and V are used where they are. Maximum, sum and rescaling are one lane per row: nothing is
+/// ever added across a register, and no row's bits depend on which rows stand beside it.
+///
+/// The output is rescaled only when a row's maximum has grown by 2^8 (`slack`); until then P is larger than 1, which
+/// floats do not mind. `settle` brings everything to the exact maximum.
+#include <sash/cache/codec.hpp>
+#include <sash/cpu/score_tile.hpp>
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns of its own AVX-512 header
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+namespace sash::cpu {
+
+/// A row keeps its stale maximum while its scores, base 2, exceed it by less than this.
+inline constexpr float slack = 8.0f;
+
+template <class Build>
+struct query_tile {
+    static constexpr int lanes = cpu::lanes<Build>;
+    static constexpr int vectors = 3;
+    static constexpr int capacity = lanes * vectors;
+
+    int rows = 0;
+    int64 key_dim = 0, value_dim = 0, value_pitch = 0;
+    float* query = nullptr;                // [frames][key_dim][capacity]
+    float* numerator = nullptr;            // [value_pitch][capacity]
+    float* maximum = nullptr;              // [capacity] base 2; stale until settled
+    float* denominator = nullptr;          // [capacity]
+    float* weights = nullptr;              // [64][capacity] scores, then weights of the tile at hand
+    float* peak = nullptr;                 // [capacity] largest score so far
+    float* panel = nullptr;                // [key_dim rounded up to 2, but at least 64][16] unpacked keys or values
+    const std::int32_t* head = nullptr;    // [capacity] query head of each row; read where a stage needs it
+
+    /// Floats of scratch for one tile; a multiple of 16.
+    static int64 floats(int64 key_dim, int64 value_dim, int frames) {
+        const int64 lines = frames * key_dim + codec<float>::value_pitch(value_dim) + block_tokens + 3;
+        return detail::round_up(lines * capacity, 16) + panel_floats(key_dim);
+    }
+
+    /// Shares out `scratch`, 64-byte aligned, of floats(...) floats.
+    void bind(float* scratch, int row_count, int64 key_width, int64 value_width, int frames) {
+        rows = row_count;
+        key_dim = key_width;
+        value_dim = value_width;
+        value_pitch = codec<float>::value_pitch(value_width);
+        panel = scratch;
+        query = panel + panel_floats(key_dim);
+        numerator = query + frames * key_dim * capacity;
+        weights = numerator + value_pitch * capacity;
+        maximum = weights + block_tokens * capacity;
+        denominator = maximum + capacity;
+        peak = denominator + capacity;
+    }
+
+private:
+    static int64 panel_floats(int64 key_dim) {
+        return detail::larger(detail::round_up(key_dim, 2), block_tokens) * detail::panel_width;
+    }
+};
+
+/// Prepares the queries that read `frame`: rows[r] points to key_dim floats, `factor` is multiplied in. Lanes without a
+/// row become zero.
+template <class Build>
+void pack_queries(query_tile<Build>& tile, int frame, const float* const* rows, float factor) {
+    constexpr int64 pitch = query_tile<Build>::capacity;
+    float* to = tile.query + frame * tile.key_dim * pitch;
+    int64 r = 0;
+    for (; r + 4 <= tile.rows; r += 4) {
+        int64 d = 0;
+        for (; d + 4 <= tile.key_dim; d += 4)
+            transpose_4x4(rows[r] + d, rows[r + 1] + d, rows[r + 2] + d, rows[r + 3] + d, factor, to + d * pitch + r, pitch);
+        for (; d < tile.key_dim; ++d)
+            for (int64 i = r; i < r + 4; ++i) to[d * pitch + i] = factor * rows[i][d];
+    }
+    for (; r < pitch; ++r)
+        for (int64 d = 0; d < tile.key_dim; ++d) to[d * pitch + r] = r < tile.rows ? factor * rows[r][d] : 0.0f;
+}
+
+/// Nothing seen yet.
+template <class Build>
+void begin(query_tile<Build>& tile) {
+    constexpr int64 capacity = query_tile<Build>::capacity;
+    for (int64 i = 0; i < capacity; i += lanes<Build>) {
+        store(tile.maximum + i, floats(minus_infinity()));
+        store(tile.peak + i, floats(minus_infinity()));
+        store(tile.denominator + i, floats(0.0f));
+    }
+    for (int64 i = 0; i < tile.value_pitch * capacity; i += lanes<Build>) store(tile.numerator + i, floats(0.0f));
+}
+
+namespace prefill {
+
+/// A part of the query tile and the lanes of the key tile it looks at.
+struct strip {
+    int column, vectors;  // first row, registers of rows
+    int first, last;      // lanes of the block
+};
+
+/// Rows of the tile of sums held in registers: 8 × 3 registers and a few operands of 32; 4 × 3 of 16.
+template <class Build>
+inline constexpr int tile_height = registers<Build> == 32 ? 8 : 4;
+
+/// c[j][i] (+)= Σ_t a[t][j] · b[t][i]   for j < height (a multiple of 8) and i < Vectors · lanes.
+/// Rows of a are a_pitch floats apart, rows of b and c the capacity of a query tile. Summed in the order of t.
+template <class Build, int Vectors>
+void multiply(float* c, const float* a, int64 a_pitch, const float* b, int64 terms, int64 height, bool accumulate) {
+    constexpr int high = tile_height<Build>;
+    constexpr int64 pitch = query_tile<Build>::capacity;
+    for (int64 j0 = 0; j0 < height; j0 += high, a += high, c += high * pitch) {
+        floats sum[high][Vectors];  // the unroll pragmas keep it in registers: g++ 12 spills it at every step without them
+#pragma GCC unroll 8
+        for (int j = 0; j < high; ++j)
+#pragma GCC unroll 3
+            for (int v = 0; v < Vectors; ++v) sum[j][v] = accumulate ? load(c + j * pitch + v * lanes<Build>) : floats(0.0f);
+        const float* left = a;
+        const float* right = b;
+        for (int64 t = 0; t < terms; ++t, left += a_pitch, right += pitch) {
+            floats row[Vectors];
+#pragma GCC unroll 3
+            for (int v = 0; v < Vectors; ++v) row[v] = load(right + v * lanes<Build>);
+#pragma GCC unroll 8
+            for (int j = 0; j < high; ++j) {
+                const floats x(left[j]);
+#pragma GCC unroll 3
+                for (int v = 0; v < Vectors; ++v) sum[j][v] = fma(x, row[v], sum[j][v]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int j = 0; j < high; ++j)
+#pragma GCC unroll 3
+            for (int v = 0; v < Vectors; ++v) store(c + j * pitch + v * lanes<Build>, sum[j][v]);
+    }
+}
+
+template <class Build>
+void multiply(int vectors, float* c, const float* a, int64 a_pitch, const float* b, int64 terms, int64 height, bool accumulate) {
+    if (vectors == 3) multiply<Build, 3>(c, a, a_pitch, b, terms, height, accumulate);
+    else if (vectors == 2) multiply<Build, 2>(c, a, a_pitch, b, terms, height, accumulate);
+    else multiply<Build, 1>(c, a, a_pitch, b, terms, height, accumulate);
+}
+
+/// For each row of one register, the 64 lanes it sees.
+template <class Build>
+struct seen_lanes {
+    integers low, high;
+
+    SASH_INLINE seen_lanes(const std::uint64_t* words, int64 row, int64 rows) : low(0), high(0) {
+        alignas(64) std::int32_t half[2][floats::size] = {};
+        for (int64 i = 0; i < lanes<Build> && row + i < rows; ++i) {
+            half[0][i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(words[row + i]));
+            half[1][i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(words[row + i] >> 32));
+        }
+        low = integers::load_aligned(half[0]);
+        high = integers::load_aligned(half[1]);
+    }
+    /// The rows that see this lane.
+    SASH_INLINE lane_mask rows(int64 lane) const {
+        const integers bit(static_cast<std::int32_t>(1u << (lane & 31)));
+        return has_bits(lane < 32 ? low : high, bit);
+    }
+};
+
+/// As `multiply` with one register of rows, but a term counts only in rows that see its lane: 0 · NaN would not be 0.
+template <class Build>
+void multiply_seen(float* c, const float* a, int64 a_pitch, const float* b, const seen_lanes<Build>& seen, int first, int last,
+                   int64 height) {
+    constexpr int64 pitch = query_tile<Build>::capacity;
+    for (int64 j = 0; j < height; ++j) {
+        floats sum = load(c + j * pitch);
+        for (int64 lane = first; lane < last; ++lane)
+            sum = select(seen.rows(lane), fma(floats(a[lane * a_pitch + j]), load(b + lane * pitch), sum), sum);
+        store(c + j * pitch, sum);
+    }
+}
+
+/// Soft cap, ALiBi, the user's function, then to base 2, for the scores of one strip.
+template <class Build>
+void apply(const score_stage& stage, const query_tile<Build>& tile, const tile_visit& visit, const strip& s) {
+    constexpr int64 pitch = query_tile<Build>::capacity;
+    float* scores = tile.weights + s.first * pitch + s.column;
+    const int end = s.column + s.vectors * lanes<Build>;
+    if (stage.soft_cap != 0 || stage.alibi != nullptr) {
+        const floats cap(stage.soft_cap), inverse(1.0f / stage.soft_cap);
+        for (int row = s.column; row < end; row += lanes<Build>) {
+            const row_distances<Build> distance(visit.distance, visit.distance_table, row, tile.rows, pitch);
+            alignas(64) float slope[floats::size] = {};
+            if (stage.alibi != nullptr)
+                for (int i = 0; i < lanes<Build> && row + i < tile.rows; ++i) slope[i] = stage.alibi[tile.head[row + i]];
+            const floats slopes = floats::load_aligned(slope);
+            for (int lane = s.first; lane < s.last; ++lane) {
+                float* at = tile.weights + lane * pitch + row;
+                floats x = load(at);
+                if (stage.soft_cap != 0) x = cap * xsimd::tanh(x * inverse);
+                if (stage.alibi != nullptr) x = x - slopes * distance.to(lane);
+                store(at, x);
+            }
+        }
+    }
+    if (stage.custom != nullptr) {
+        const int rows = static_cast<int>(detail::smaller(end, tile.rows)) - s.column;
+        const auto from = [&](auto* array) { return array != nullptr ? array + s.column : nullptr; };
+        stage.custom->rows(stage.custom->functor, {.scores = scores,
+                                                   .keys = s.last - s.first,
+                                                   .rows = rows,
+                                                   .pitch = static_cast<std::int32_t>(pitch),
+                                                   .first_lane = s.first,
+                                                   .head = from(tile.head),
+                                                   .distance = from(visit.distance),
+                                                   .distance_table = from(visit.distance_table)});
+    }
+    for (int lane = s.first; lane < s.last; ++lane)
+        for (int row = s.column; row < end; row += lanes<Build>) {
+            float* at = tile.weights + lane * pitch + row;
+            store(at, load(at) * floats(log2_e));
+        }
+}
+
+/// Multiplies what the rows of one register have gathered by `factor`.
+template <class Build>
+void rescale(query_tile<Build>& tile, int column, floats factor) {
+    constexpr int64 pitch = query_tile<Build>::capacity;
+    store(tile.denominator + column, load(tile.denominator + column) * factor);
+    for (int64 c = 0; c < tile.value_pitch; ++c) {
+        float* at = tile.numerator + c * pitch + column;
+        store(at, load(at) * factor);
+    }
+}
+
+/// Scores of one register of rows -> weights, lanes [first, last); their sum joins the denominator.
+template <class Build>
+void exponentiate(query_tile<Build>& tile, int column, int first, int last) {
+    constexpr int64 pitch = query_tile<Build>::capacity;
+    float* scores = tile.weights + column;
+    floats top(minus_infinity());
+    for (int lane = first; lane < last; ++lane) top = cpu::maximum(load(scores + lane * pitch), top);
+    store(tile.peak + column, cpu::maximum(top, load(tile.peak + column)));
+
+    floats base = load(tile.maximum + column);
+    const lane_mask grown = top > base + floats(slack);
+    if (any(grown)) {  // the others' factor is exactly 1; of a row that had seen nothing, exactly 0
+        const floats raised = select(grown, top, base);
+        rescale(tile, column, select(grown, exp2(base - raised), floats(1.0f)));
+        store(tile.maximum + column, raised);
+        base = raised;
+    }
+    base = select(is_minus_infinity(base), floats(0.0f), base);  // nothing seen: -inf - 0, never -inf - -inf
+    floats sum(0.0f);
+    for (int lane = first; lane < last; ++lane) {
+        const floats weight = exp2(load(scores + lane * pitch) - base);
+        store(scores + lane * pitch, weight);
+        sum = sum + weight;
+    }
+    store(tile.denominator + column, load(tile.denominator + column) + sum);
+}
+
+/// Cuts the tile where rows differ in what they see: one strip for all of it, or one for each register of rows, with
+/// the lanes between the first and the last that any of its rows sees. Returns how many.
+template <class Build>
+int cut(const query_tile<Build>& tile, const key_tile& keys, const tile_visit& visit, strip* strips) {
+    if (visit.visible == nullptr) {
+        strips[0] = {0, (tile.rows + lanes<Build> - 1) / lanes<Build>, keys.first, keys.last};
+        return keys.first < keys.last ? 1 : 0;
+    }
+    int count = 0;
+    for (int row = 0; row < tile.rows; row += lanes<Build>) {
+        std::uint64_t any = 0;
+        for (int i = row; i < row + lanes<Build> && i < tile.rows; ++i) any |= visit.visible[i];
+        if (any != 0)
+            strips[count++] = {row, 1, static_cast<int>(detail::larger(std::countr_zero(any), keys.first)),
+                               static_cast<int>(detail::smaller(64 - std::countl_zero(any), keys.last))};
+        if (count > 0 && strips[count - 1].first >= strips[count - 1].last) --count;
+    }
+    return count;
+}
+
+}  // namespace prefill
+
+/// The rows of the tile read a key tile: scores, softmax, weighted values.
+template <class Build, class Element>
+void absorb(query_tile<Build>& tile, const key_tile& keys, const tile_visit& visit, const score_stage& stage) {
+    using storage = codec<Element>;
+    constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
+    constexpr int high = prefill::tile_height<Build>;
+    prefill::strip strips[query_tile<Build>::vectors];
+    const int count = prefill::cut(tile, keys, visit, strips);
+
+    const float* query = tile.query + visit.frame * tile.key_dim * pitch;
+    for (int64 lane = keys.first / width * width; count > 0 && lane < keys.last; lane += width) {
+        const auto panel = storage::template key_panel<Build>(keys.block, lane, tile.key_dim, tile.panel);
+        for (int i = 0; i < count; ++i) {  // lanes outside the strip may be scored too; they are not read
+            const prefill::strip& s = strips[i];
+            const int64 from = detail::larger(s.first / high * high, lane), to = detail::smaller(s.last, lane + width);
+            if (from < to)
+                prefill::multiply<Build>(s.vectors, tile.weights + from * pitch + s.column, panel.data + (from - lane), panel.pitch,
+                                        query + s.column, tile.key_dim, to - from, false);
+        }
+    }
+
+    for (int i = 0; i < count; ++i) {
+        const prefill::strip& s = strips[i];
+        if (!stage.empty()) prefill::apply(stage, tile, visit, s);
+        if (visit.visible != nullptr) {
+            const prefill::seen_lanes<Build> seen(visit.visible, s.column, tile.rows);
+            for (int lane = s.first; lane < s.last; ++lane) {
+                float* at = tile.weights + lane * pitch + s.column;
+                store(at, select(seen.rows(lane), load(at), floats(minus_infinity())));
+            }
+        }
+        for (int v = 0; v < s.vectors; ++v) prefill::exponentiate(tile, s.column + v * lanes<Build>, s.first, s.last);
+    }
+
+    const bool careful = visit.visible != nullptr && storage::nonfinite_lanes(keys.block, tile.key_dim, tile.value_dim) != 0;
+    for (int64 column = 0; column < tile.value_pitch; column += width) {
+        const auto panel = storage::template value_panel<Build>(keys.block, column, keys.first, keys.last, tile.key_dim,
+                                                                tile.value_dim, tile.panel);
+        for (int i = 0; i < count; ++i) {
+            const prefill::strip& s = strips[i];
+            float* sums = tile.numerator + column * pitch + s.column;
+            if (careful)
+                prefill::multiply_seen(sums, panel.data, panel.pitch, tile.weights + s.column,
+                                      prefill::seen_lanes<Build>(visit.visible, s.column, tile.rows), s.first, s.last, width);
+            else
+                prefill::multiply<Build>(s.vectors, sums, panel.data + s.first * panel.pitch, panel.pitch,
+                                        tile.weights + s.first * pitch + s.column, s.last - s.first, width, true);
+        }
+    }
+}
+
+/// Brings numerator and denominator to the exact maximum of each row.
+template <class Build>
+void settle(query_tile<Build>& tile) {
+    for (int column = 0; column < tile.rows; column += lanes<Build>) {
+        const floats peak = load(tile.peak + column), base = load(tile.maximum + column);
+        const lane_mask grown = peak > base;
+        if (any(grown)) prefill::rescale(tile, column, select(grown, exp2(base - peak), floats(1.0f)));
+        store(tile.maximum + column, peak);
+    }
+}
+
+/// Writes the numerators as rows: [rows][value_pitch].
+template <class Build>
+void unpack(const query_tile<Build>& tile, float* numerator) {
+    constexpr int64 pitch = query_tile<Build>::capacity;
+    for (int64 c = 0; c < tile.value_pitch; c += 4) {
+        const float* from = tile.numerator + c * pitch;
+        int64 r = 0;
+        for (; r + 4 <= tile.rows; r += 4)
+            transpose_4x4(from + r, from + pitch + r, from + 2 * pitch + r, from + 3 * pitch + r, 1.0f,
+                          numerator + r * tile.value_pitch + c, tile.value_pitch);
+        for (; r < tile.rows; ++r)
+            for (int64 i = 0; i < 4; ++i) numerator[r * tile.value_pitch + c + i] = from[i * pitch + r];
+    }
+}
+
+}  // namespace sash::cpu
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif

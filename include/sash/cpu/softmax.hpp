@@ -1,0 +1,381 @@
+#pragma once
+/// \file
+/// A call of the verb on softmax policies: rounds of angles, storing and reading, cut into tasks by shape alone.
+///
+/// A bounded cache takes a long append in pieces, so that a piece is stored while everything its queries see is still there;
+/// each piece is one round. Sequences of a batch go through a round together: their tasks are one list.
+#include <sash/cpu/walk.hpp>
+#include <sash/execution.hpp>
+
+namespace sash::cpu {
+
+// ------------------------------------------------------------------------------------------------------------------ the plan
+
+/// Cuts the keys of some rows into pieces: calls f(first, last) with ranges of positions. Cuts fall on multiples of `piece`,
+/// so that they depend on positions alone; a short beginning (sinks) joins the piece behind it.
+template <class Intervals, class F>
+SASH_INLINE void for_each_piece(const Intervals& keys, int64 length, int64 piece, F&& f) {
+    int64 first = 0, count = 0;
+    for (const key_interval& i : keys) {
+        const int64 last = detail::smaller(i.last, length);
+        for (int64 at = i.first; at < last;) {
+            const int64 next = detail::smaller(last, (at / piece + 1) * piece);
+            if (count > 0 && count + next - at > piece) {
+                f(first, at);
+                first = at;
+                count = 0;
+            }
+            count += next - at;
+            at = next;
+        }
+    }
+    f(first, length);
+}
+
+/// Tasks that share rows: whoever finishes the last of them merges all.
+struct piece_group {
+    std::atomic<int64> missing;
+    int64 first_task, pieces;
+};
+
+/// The tasks of one round. Lists are null while they are only counted.
+struct softmax_plan {
+    softmax_task* tasks = nullptr;
+    piece_group** group_of = nullptr;  // per task; null where its keys are not split
+    piece_group* groups = nullptr;
+    int64 task_count = 0, group_count = 0;
+    int64 work = 0;  // multiply-adds at most
+};
+
+inline constexpr int64 default_piece = 512;        // keys; 512 KiB of K and V at 128 dims in fp32
+inline constexpr int64 most_tiles_that_split = 4;  // with more tiles of queries a KV head, there are tasks enough
+
+/// A single token goes to the decode kernel, unless so many heads share its keys that the prefill kernel's lanes fill.
+template <class Build, class P>
+SASH_INLINE bool decodes(const softmax_job<P>& job) {
+    return job.query.tokens == 1 && job.group <= decode_rows<Build>::capacity;
+}
+
+/// Adds the tasks of one tile of rows: one for each piece of its keys.
+template <class Build, class P>
+void plan_tile(softmax_plan& plan, arena& memory, const softmax_job<P>& job, softmax_task tile, int64 piece) {
+    const int64 first_query = job.first_query + tile.first_row / job.group;
+    const int64 last_query = job.first_query + (tile.first_row + tile.rows - 1) / job.group + 1;
+    const int64 first_task = plan.task_count;
+    for_each_piece(ask::visible(*job.policy, first_query, last_query, tile.head), job.store->length, piece, [&](int64 first, int64 last) {
+        tile.key_first = first;
+        tile.key_last = last;
+        if (plan.tasks) {
+            plan.tasks[plan.task_count] = tile;
+            plan.group_of[plan.task_count] = nullptr;
+        }
+        ++plan.task_count;
+        plan.work += tile.rows * (last - first) * (job.dims->key_dim + job.dims->value_dim);
+    });
+    const int64 pieces = plan.task_count - first_task;
+    if (pieces == 1) return;
+    for (int64 i = first_task; i < plan.task_count; ++i) {
+        float* partial = memory.take<float>(partial_floats(tile.rows, codec<float>::value_pitch(job.dims->value_dim)));
+        if (!plan.tasks) continue;
+        plan.tasks[i].partial = partial;
+        plan.group_of[i] = plan.groups + plan.group_count;
+    }
+    if (plan.groups) ::new (static_cast<void*>(plan.groups + plan.group_count)) piece_group{{pieces}, first_task, pieces};
+    ++plan.group_count;
+}
+
+/// Adds the tasks of one sequence. The last rows have most keys, so they come first.
+template <class Build, class P>
+void plan_job(softmax_plan& plan, arena& memory, const softmax_job<P>& job, int64 index, int64 key_piece) {
+    const int64 rows = job.query.tokens * job.group;
+    if (rows == 0) return;
+    const int64 height = decodes<Build>(job) ? rows : query_tile<Build>::capacity;
+    const int64 tiles = (rows + height - 1) / height;
+    const int64 piece = tiles > most_tiles_that_split ? detail::far_away : key_piece > 0 ? key_piece : default_piece;
+    for (int64 head = 0; head < job.store->heads; ++head)
+        for (int64 t = tiles - 1; t >= 0; --t)
+            plan_tile<Build>(plan, memory, job, {index, head, t * height, detail::smaller(height, rows - t * height), 0, 0, nullptr}, piece);
+}
+
+/// Counts, then lists. Without memory it only counts what it would take.
+template <class Build, class P>
+softmax_plan plan_round(arena& memory, const softmax_job<P>* jobs, int64 count, int64 key_piece) {
+    softmax_plan counted;
+    arena partials;
+    for (int64 j = 0; j < count; ++j) plan_job<Build>(counted, partials, jobs[j], j, key_piece);
+    softmax_plan plan;
+    plan.tasks = memory.take<softmax_task>(counted.task_count);
+    plan.group_of = memory.take<piece_group*>(counted.task_count);
+    plan.groups = memory.take<piece_group>(counted.group_count);
+    if (memory.base == nullptr) {
+        memory.used += partials.used;
+        return counted;
+    }
+    for (int64 j = 0; j < count; ++j) plan_job<Build>(plan, memory, jobs[j], j, key_piece);
+    return plan;
+}
+
+// ------------------------------------------------------------------------------------------------------------- rotary angles
+
+/// turns[t][pair] for `count` tokens from `first` on, read in `frame`: by the whole position where the library turns, else
+/// by what the frame adds to the caller's own turn. Equal positions in a row (a full compact window) are looked up.
+template <class Build, class P>
+void fill_turns(const P& p, const detail::score_state& s, int64 first, int64 count, int frame, detail::turn* to) {
+    int64 before = std::numeric_limits<int64>::min();
+    for (int64 t = 0; t < count; ++t, to += s.pairs) {
+        const int64 query = first + t;
+        const int64 at = ask::read_position(p, query, frame) - (s.by == rotates::caller ? query : 0);
+        if (at == before)
+            std::memcpy(to, to - s.pairs, static_cast<std::size_t>(s.pairs) * sizeof(detail::turn));
+        else
+            for (int64 pair = 0; pair < s.pairs; ++pair) to[pair] = detail::turn_by<Build>(at, s.frequencies[pair]);
+        before = at;
+    }
+}
+
+/// What one sequence does in one round.
+template <class P>
+struct softmax_round {
+    softmax_job<P> job;                        // what is read
+    input key, value;                          // what is stored, at store->length
+    detail::block_store* store = nullptr;
+    const detail::turn* key_turns = nullptr;   // [key.tokens][pairs], or null
+    bool only_visible = false;                 // tokens that no query of the job sees need not be stored
+};
+
+/// Takes room for the angles of a round, and fills it where there is memory.
+template <class Build, class P>
+void take_turns(arena& memory, softmax_round<P>& r) {
+    const detail::score_state& s = *r.job.scores;
+    r.key_turns = r.job.turns[0] = r.job.turns[1] = nullptr;
+    if (s.pairs == 0) return;
+    const auto make = [&](int64 first, int64 count, int frame) {
+        detail::turn* turns = memory.take<detail::turn>(count * s.pairs);
+        if (turns) fill_turns<Build>(*r.job.policy, s, first, count, frame, turns);
+        return turns;
+    };
+    const int64 tokens = r.job.query.tokens;
+    if (s.by == rotates::library) {
+        if (r.key.tokens > 0) r.key_turns = make(r.store->length, r.key.tokens, 0);
+        const bool same = r.job.first_query == r.store->length && tokens <= r.key.tokens;
+        if (tokens > 0) r.job.turns[0] = same ? r.key_turns : make(r.job.first_query, tokens, 0);
+    }
+    if (tokens > 0 && detail::reads_other_frames(*r.job.policy, r.store->heads)) r.job.turns[1] = make(r.job.first_query, tokens, 1);
+}
+
+// ------------------------------------------------------------------------------------------------------------- storing tokens
+
+/// Stores tokens [first, first + count) of a round's keys and values into one head, as Elements; token `first` stands at
+/// position store->length + first. scratch: [count][key_dim + value_dim].
+template <class Build, class Element, class P>
+void store_tokens(const softmax_round<P>& r, int64 head, int64 first, int64 count, float* scratch) {
+    const detail::block_store& s = *r.store;
+    const int64 key_head = head / (s.heads / r.key.heads), value_head = head / (s.heads / r.value.heads);
+    const bool plain_keys = r.key.type == scalar::f32 && r.key.dim_stride == 1 && r.key_turns == nullptr;
+    const bool plain_values = r.value.type == scalar::f32 && r.value.dim_stride == 1;
+    float* const made_keys = scratch;
+    float* const made_values = scratch + count * s.key_dim;
+    for (int64 t = 0; t < count; ++t) {
+        float* key = made_keys + t * s.key_dim;
+        if (!plain_keys) read_row<Build>(r.key, first + t, key_head, key);
+        if (r.key_turns) turn_row<Build>(key, r.key_turns + (first + t) * r.job.scores->pairs, r.job.scores->pairs, r.job.scores->layout);
+        if (!plain_values) read_row<Build>(r.value, first + t, value_head, made_values + t * s.value_dim);
+    }
+    const float* keys = plain_keys ? static_cast<const float*>(r.key.at(first, key_head)) : made_keys;
+    const float* values = plain_values ? static_cast<const float*>(r.value.at(first, value_head)) : made_values;
+    const int64 key_stride = plain_keys ? r.key.token_stride : s.key_dim;
+    const int64 value_stride = plain_values ? r.value.token_stride : s.value_dim;
+    for (int64 done = 0; done < count;) {
+        const detail::token_place at = detail::locate<Build>(s, head, s.length + first + done);
+        const int64 n = detail::smaller(at.together, count - done);
+        codec<Element>::template store<Build>(at.block, at.lane, n, s.key_dim, s.value_dim, keys + done * key_stride, key_stride,
+                                              values + done * value_stride, value_stride);
+        done += n;
+    }
+}
+
+/// Blocks of 64 positions that a round writes to.
+template <class P>
+SASH_INLINE int64 blocks_written(const softmax_round<P>& r) {
+    const int64 first = r.store->length, last = first + r.key.tokens;
+    return r.key.tokens == 0 ? 0 : (last - 1) / block_tokens - first / block_tokens + 1;
+}
+
+template <class P>
+SASH_INLINE bool some_query_sees(const softmax_job<P>& job, int64 first, int64 last, int64 head) {
+    for (const key_interval& i : ask::visible(*job.policy, job.first_query, job.first_query + job.query.tokens, head))
+        if (i.first < last && first < i.last) return true;
+    return false;
+}
+
+/// One task of storing: what a round brings for one head and one block.
+template <class Build, class Element, class P>
+void store_block(const softmax_round<P>& r, int64 head, int64 index, float* scratch) {
+    const int64 length = r.store->length, block = length / block_tokens + index;
+    const int64 first = detail::larger(length, block * block_tokens);
+    const int64 last = detail::smaller(length + r.key.tokens, (block + 1) * block_tokens);
+    if (r.only_visible && !some_query_sees(r.job, first, last, head)) return;
+    store_tokens<Build, Element>(r, head, first - length, last - first, scratch);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- one round
+
+struct workers {
+    const runner* run;
+    int64 count;
+    std::byte* scratch;  // [count][bytes]
+    int64 bytes;
+};
+
+template <class Build, class Element, class P>
+void store_round(const softmax_round<P>* rounds, int64 count, workers with) {
+    int64 tasks = 0, tokens = 0;
+    for (int64 j = 0; j < count; ++j) {
+        tasks += blocks_written(rounds[j]) * rounds[j].store->heads;
+        tokens += rounds[j].key.tokens * rounds[j].store->heads;
+    }
+    if (tokens < 64) with.count = 1;  // waking a thread would cost more
+    detail::run_tasks<Build>(*with.run, tasks, with.scratch, with.bytes, with.count, [&](int64 i, std::byte* mine) {
+        const softmax_round<P>* r = rounds;
+        for (int64 here; i >= (here = blocks_written(*r) * r->store->heads); ++r) i -= here;
+        store_block<Build, Element>(*r, i % r->store->heads, i / r->store->heads, reinterpret_cast<float*>(mine));
+    });
+}
+
+template <class Build, class Element, class P>
+void read_round(const softmax_job<P>* jobs, const softmax_plan& plan, workers with) {
+    if (plan.work < 1 << 16) with.count = 1;
+    detail::run_tasks<Build>(*with.run, plan.task_count, with.scratch, with.bytes, with.count, [&](int64 i, std::byte* mine) {
+        const softmax_task& task = plan.tasks[i];
+        const softmax_job<P>& job = jobs[task.job];
+        const int64 pitch = codec<float>::value_pitch(job.dims->value_dim);
+        arena memory{mine};
+        if (decodes<Build>(job)) {
+            decode_scratch<Build> s;
+            s.template carve<P>(memory, *job.dims, job.group);
+            attend_one<Build, Element>(job, task, s);
+        } else {
+            query_scratch<Build> s;
+            s.template carve<P>(memory, *job.dims, pitch);
+            attend_tile<Build, Element>(job, task, s);
+        }
+        piece_group* group = plan.group_of[i];
+        if (group && group->missing.fetch_sub(1, std::memory_order_acq_rel) == 1)
+            merge_pieces<Build>(job, plan.tasks + group->first_task, group->pieces, pitch);
+    });
+}
+
+/// Scratch with which one worker can do any task of these rounds.
+template <class Build, class P>
+int64 bytes_of_worker(const softmax_round<P>* rounds, int64 count) {
+    int64 most = 0;
+    for (int64 j = 0; j < count; ++j) {
+        const softmax_job<P>& job = rounds[j].job;
+        arena tile, one, tokens;
+        query_scratch<Build>{}.template carve<P>(tile, *job.dims, codec<float>::value_pitch(job.dims->value_dim));
+        if (decodes<Build>(job)) decode_scratch<Build>{}.template carve<P>(one, *job.dims, job.group);
+        tokens.take<float>(block_tokens * (job.dims->key_dim + job.dims->value_dim));
+        most = detail::larger(most, detail::larger(tile.used, detail::larger(one.used, tokens.used)));
+    }
+    return most;
+}
+
+/// One round of every sequence: angles, tokens stored, rows computed. Without memory it counts the bytes it needs, advancing
+/// the stores it is given (then copies) all the same.
+template <class Build, class Element, class P>
+int64 perform_round(std::byte* base, softmax_round<P>* rounds, int64 count, int64 key_piece, const runner& run) {
+    arena memory{base};
+    for (int64 j = 0; j < count; ++j) take_turns<Build>(memory, rounds[j]);
+    workers with{&run, detail::larger(1, detail::smaller(run.concurrency(), 64)), nullptr, bytes_of_worker<Build>(rounds, count)};
+    with.scratch = memory.take<std::byte>(with.count * with.bytes);
+    if (base) store_round<Build, Element>(rounds, count, with);
+    for (int64 j = 0; j < count; ++j)
+        if (rounds[j].key.tokens > 0) rounds[j].store->length += rounds[j].key.tokens;  // a store that is only read is not touched
+    softmax_job<P>* jobs = memory.take<softmax_job<P>>(count);
+    if (base == nullptr) {
+        for (int64 j = 0; j < count; ++j) plan_round<Build>(memory, &rounds[j].job, 1, key_piece);
+        return memory.used;
+    }
+    for (int64 j = 0; j < count; ++j) jobs[j] = rounds[j].job;
+    const softmax_plan plan = plan_round<Build>(memory, jobs, count, key_piece);
+    read_round<Build, Element>(jobs, plan, with);
+    return memory.used;
+}
+
+// ------------------------------------------------------------------------------------------------------------- the whole call
+
+/// One sequence of a call.
+template <class P>
+struct softmax_sequence {
+    softmax_job<P> job;  // queries, or none
+    input key, value;    // new tokens, or none
+    detail::block_store* store = nullptr;
+    bool only_visible = false;
+    bool writes = false;  // false: the store is read, and is const to us
+
+    /// Tokens of one round: all, unless a ring would lose what their queries see.
+    SASH_INLINE int64 piece() const {
+        const int64 tokens = writes ? key.tokens : job.query.tokens;
+        return writes && store->bounded && !only_visible ? detail::smaller(tokens, store->piece) : tokens;
+    }
+    SASH_INLINE int64 rounds() const {
+        const int64 tokens = writes ? key.tokens : job.query.tokens;
+        return tokens == 0 ? 0 : (tokens + piece() - 1) / piece();
+    }
+};
+
+/// Round number `index` of a sequence; what is done before is done.
+template <class P>
+softmax_round<P> round_of(const softmax_sequence<P>& s, int64 index, detail::block_store* store) {
+    softmax_round<P> r{s.job, {}, {}, store, nullptr, s.only_visible};
+    r.job.store = store;
+    r.job.query.tokens = 0;
+    if (index >= s.rounds()) return r;
+    const int64 all = s.writes ? s.key.tokens : s.job.query.tokens;
+    const int64 first = index * s.piece(), count = detail::smaller(s.piece(), all - first);
+    if (s.writes) {
+        r.key = s.key.tokens_from(first, count);
+        r.value = s.value.tokens_from(first, count);
+    }
+    r.job.query = s.job.query;
+    if (s.rounds() == 1 || s.job.query.tokens == 0) return r;
+    r.job.query = s.job.query.tokens_from(first, count);  // in several rounds the queries run along with the tokens
+    r.job.out = s.job.out.tokens_from(first, count);
+    if (r.job.lse) r.job.lse += first * s.job.dims->heads;
+    r.job.first_query = s.job.first_query + first;
+    return r;
+}
+
+/// Bytes of workspace that `perform` takes for these sequences.
+template <class Build, class Element, class P>
+int64 workspace_for(const softmax_sequence<P>* sequences, int64 count, int64 key_piece, const runner& run) {
+    int64 most = 0;
+    for (int64 j = 0; j < count; ++j) {
+        detail::block_store imagined = *sequences[j].store;
+        int64 largest = 0;
+        for (int64 i = 0; i < sequences[j].rounds(); ++i) {
+            softmax_round<P> r = round_of(sequences[j], i, &imagined);
+            largest = detail::larger(largest, perform_round<Build, Element>(nullptr, &r, 1, key_piece, run));
+        }
+        most += largest;
+    }
+    return most + detail::round_up(count * static_cast<int64>(sizeof(softmax_round<P>)), 64);
+}
+
+/// Stores the new tokens of all sequences and computes their rows. Nothing in here fails: room in the stores and workspace_for
+/// bytes of workspace are there.
+template <class Build, class Element, class P>
+void perform(softmax_sequence<P>* sequences, int64 count, int64 key_piece, const runner& run, std::byte* workspace) {
+    auto* rounds = reinterpret_cast<softmax_round<P>*>(workspace);
+    workspace += detail::round_up(count * static_cast<int64>(sizeof(softmax_round<P>)), 64);
+    int64 most = 0;
+    for (int64 j = 0; j < count; ++j) most = detail::larger(most, sequences[j].rounds());
+    for (int64 i = 0; i < most; ++i) {
+        for (int64 j = 0; j < count; ++j) ::new (static_cast<void*>(rounds + j)) softmax_round<P>(round_of(sequences[j], i, sequences[j].store));
+        perform_round<Build, Element>(workspace, rounds, count, key_piece, run);
+        for (int64 j = 0; j < count; ++j)
+            if (sequences[j].writes) detail::advance<Build>(*sequences[j].store, *sequences[j].job.policy, 0);
+    }
+}
+
+}  // namespace sash::cpu

@@ -1,0 +1,382 @@
+#pragma once
+/// \file
+/// One task of a softmax policy: some query rows of one KV head over some of its keys.
+///
+/// The walk joins three answers: the policy's intervals (what the queries see), the cache's places (where those keys
+/// lie), and the kernels, which take them a tile of up to 64 keys at a time. A tile that every query sees whole carries no
+/// mask; only tiles at the diagonal and at a window's edge do.
+#include <sash/cpu/decode.hpp>
+#include <sash/cpu/prefill.hpp>
+#include <sash/cpu/rows.hpp>
+#include <sash/kv_cache.hpp>
+#include <sash/partial.hpp>
+
+namespace sash::cpu {
+
+inline constexpr float ln_2 = 0.69314718055994530942f;
+
+/// Carves aligned pieces out of scratch memory; with no memory it only counts.
+struct arena {
+    std::byte* base = nullptr;
+    int64 used = 0;
+
+    template <class T>
+    SASH_INLINE T* take(int64 n) {
+        T* at = base ? reinterpret_cast<T*>(base + used) : nullptr;
+        used += detail::round_up(n * static_cast<int64>(sizeof(T)), 64);
+        return at;
+    }
+};
+
+/// What one call asks of one sequence. Row r of a KV head is query head kv_head · group + r % group of token r / group.
+template <class P>
+struct softmax_job {
+    const P* policy = nullptr;
+    const shape* dims = nullptr;
+    const detail::score_state* scores = nullptr;
+    const detail::block_store* store = nullptr;
+    input query;                         // the tokens of this round
+    output out;
+    float* lse = nullptr;                // [tokens, heads] of this round, or null
+    int64 first_query = 0;               // position of query.tokens' first
+    const detail::turn* turns[2] = {};   // per frame: [tokens][pairs], or null where nothing turns
+    bool finish = true;
+    int64 group = 1;                     // query rows a token has in one KV head
+};
+
+/// Rows [first_row, first_row + rows) of one KV head over the keys in [key_first, key_last). Where the keys of a row are
+/// split, partials go to `partial`, else (null) the rows are finished and written out.
+struct softmax_task {
+    int64 job, head, first_row, rows, key_first, key_last;
+    float* partial;  // numerators [rows][value_pitch], maxima (base 2) [rows], denominators [rows]
+};
+
+SASH_INLINE constexpr int64 partial_floats(int64 rows, int64 value_pitch) { return rows * value_pitch + detail::round_up(2 * rows, 16); }
+
+SASH_INLINE bool is_seen(float maximum) { return !detail::is_minus_infinity(maximum); }
+
+/// out = numerator / (denominator [+ the sink logit's share]); lse in natural log, of the keys alone. A row that saw no key
+/// is exactly 0 and -inf. `maximum` is base 2.
+template <class Build, class P>
+void write_finished(const softmax_job<P>& job, int64 token, int64 head, float* numerator, float maximum, float denominator) {
+    const float m = is_seen(maximum) ? maximum * ln_2 : detail::minus_infinity();
+    if (job.lse) job.lse[token * job.dims->heads + head] = denominator == 0 ? detail::minus_infinity() : m + std::log(denominator);
+    float factor = 1, mass = denominator;
+    if (job.finish && job.scores->sink_logits) {
+        const merge_factors f = factors_to_merge(m, job.scores->sink_logits[head]);
+        factor = f.left;
+        mass = f.left * denominator + f.right;
+    }
+    const float weight = mass == 0 ? 0 : factor / mass;
+    for (int64 c = 0; c < job.out.dim; ++c) numerator[c] = denominator == 0 ? 0 : numerator[c] * weight;
+    write_row<Build>(job.out, token, head, numerator);
+}
+
+/// Hands over the rows of a task: finished, to the output; or, where keys are split, maxima and denominators to its partial
+/// (the numerators are there).
+template <class Build, class P>
+void deliver(const softmax_job<P>& job, const softmax_task& task, float* numerator, const float* maximum, const float* denominator,
+             int64 pitch) {
+    for (int64 r = 0; r < task.rows; ++r) {
+        if (task.partial) {
+            task.partial[task.rows * pitch + r] = maximum[r];
+            task.partial[task.rows * pitch + task.rows + r] = denominator[r];
+        } else {
+            const int64 row = task.first_row + r;
+            write_finished<Build>(job, row / job.group, task.head * job.group + row % job.group, numerator + r * pitch, maximum[r],
+                                  denominator[r]);
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------------- the queries
+
+/// Query row r of a KV head in the given frame, as floats, turned where the positions are rotary.
+template <class Build, class P>
+const float* query_row(const softmax_job<P>& job, int64 kv_head, int64 r, int frame, float* scratch) {
+    const int64 token = r / job.group, head = kv_head * job.group + r % job.group;
+    const int64 operand = head / (job.dims->heads / job.dims->query_heads);
+    const detail::turn* turns = job.turns[frame];
+    if (turns == nullptr) return float_row<Build>(job.query, token, operand, scratch);
+    read_row<Build>(job.query, token, operand, scratch);
+    turn_row<Build>(scratch, turns + token * job.scores->pairs, job.scores->pairs, job.scores->layout);
+    return scratch;
+}
+
+template <class P>
+SASH_INLINE score_stage stage_of(const softmax_job<P>& job) {
+    score_stage stage;
+    stage.soft_cap = job.scores->soft_cap;
+    stage.alibi = job.scores->alibi;
+    stage.custom = job.scores->custom ? &job.scores->custom : nullptr;
+    return stage;
+}
+
+// ------------------------------------------------------------------------------------------------------- who sees what in a tile
+
+/// Bits of the lanes [first, last) of a block.
+SASH_INLINE std::uint64_t lane_bits(int64 first, int64 last) {
+    if (last <= first) return 0;
+    const std::uint64_t below_last = last >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << last) - 1;
+    return below_last & ~((std::uint64_t{1} << first) - 1);
+}
+
+/// The lanes of a tile that one query sees, as bits. `lane_zero` is the position lane 0 would have.
+template <class P>
+SASH_INLINE std::uint64_t seen_lanes(const P& p, int64 query, int64 kv_head, int frame, int64 lane_zero, int64 first, int64 last) {
+    std::uint64_t bits = 0;
+    if constexpr (ask::exact<P>) {
+        for (const key_interval& i : ask::visible(p, query, query + 1, kv_head))
+            if (i.frame == frame) bits |= lane_bits(detail::larger(first, i.first - lane_zero), detail::smaller(last, i.last - lane_zero));
+    } else {
+        for (int64 lane = first; lane < last; ++lane)
+            if (ask::sees(p, query, lane_zero + lane, kv_head)) bits |= std::uint64_t{1} << lane;
+    }
+    return bits;
+}
+
+/// Calls f(tile, lane_zero, next_block) for the keys [first, last) of one KV head, block by block.
+template <class Build, class F>
+SASH_INLINE void for_each_tile(const detail::block_store& store, int64 head, int64 first, int64 last, F&& f) {
+    detail::token_place at{};
+    if (first < last) at = detail::locate<Build>(store, head, first);
+    while (first < last) {
+        const int64 count = detail::smaller(at.together, last - first);
+        detail::token_place following{};
+        if (first + count < last) following = detail::locate<Build>(store, head, first + count);
+        key_tile tile{at.block, static_cast<std::int32_t>(at.lane), static_cast<std::int32_t>(at.lane + count), following.block};
+        f(tile, first - at.lane);
+        first += count;
+        at = following;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------- many rows: prefill
+
+/// Scratch of one worker that absorbs tiles of keys into a tile of queries.
+template <class Build>
+struct query_scratch {
+    query_tile<Build> tile;
+    std::uint64_t* visible;     // [capacity]
+    float* distance;            // [capacity]
+    float* distance_table;      // [64][capacity]
+    float* rows;                // [capacity][key_dim] converted or turned queries, then [capacity][value_pitch] results
+    const float** row;          // [capacity]
+    std::int32_t* head;         // [capacity]
+
+    template <class P>
+    void carve(arena& from, const shape& dims, int64 value_pitch) {
+        constexpr int64 capacity = query_tile<Build>::capacity;
+        const int frames = ask::frames<P>;
+        float* memory = from.take<float>(query_tile<Build>::floats(dims.key_dim, dims.value_dim, frames));
+        visible = from.take<std::uint64_t>(capacity);
+        distance = from.take<float>(capacity);
+        distance_table = ask::affine_distance<P> ? nullptr : from.take<float>(64 * capacity);
+        rows = from.take<float>(capacity * detail::larger(dims.key_dim, value_pitch));
+        row = from.take<const float*>(capacity);
+        head = from.take<std::int32_t>(capacity);
+        if (memory) tile.bind(memory, 0, dims.key_dim, dims.value_dim, frames);
+        for (int64 r = 0; head && r < capacity; ++r) head[r] = 0;
+    }
+};
+
+/// Distances of every row to the lanes of a tile, where the score stage asks for them.
+template <class Build, class P>
+void fill_distances(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s, const key_tile& tile, int64 lane_zero) {
+    for (int64 r = 0; r < task.rows; ++r) {
+        const int64 query = job.first_query + (task.first_row + r) / job.group;
+        if constexpr (ask::affine_distance<P>) {
+            const int64 to_first = ask::distance(*job.policy, query, lane_zero + tile.first, task.head);
+            s.distance[r] = static_cast<float>(to_first + tile.first);
+        } else {
+            for (int64 lane = tile.first; lane < tile.last; ++lane)
+                s.distance_table[lane * query_tile<Build>::capacity + r] =
+                    static_cast<float>(ask::distance(*job.policy, query, lane_zero + lane, task.head));
+        }
+    }
+}
+
+/// One word for each row: the lanes it sees. Returns whether some row lacks a lane, and in `any` whether one is seen at all.
+template <class Build, class P>
+bool fill_visible(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s, const key_tile& tile, int frame,
+                  int64 lane_zero, bool& any) {
+    const std::uint64_t all = lane_bits(tile.first, tile.last);
+    bool partial = false;
+    any = false;
+    for (int64 r = 0; r < task.rows;) {
+        const int64 token = (task.first_row + r) / job.group;
+        const std::uint64_t bits =
+            seen_lanes(*job.policy, job.first_query + token, task.head, frame, lane_zero, tile.first, tile.last);
+        partial |= bits != all;
+        any |= bits != 0;
+        for (const int64 end = detail::smaller(task.rows, (token + 1) * job.group - task.first_row); r < end; ++r) s.visible[r] = bits;
+    }
+    return partial;
+}
+
+template <class Build, class Element, class P>
+void absorb_interval(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s, const score_stage& stage,
+                     key_interval keys) {
+    const key_interval queries{job.first_query + task.first_row / job.group,
+                               job.first_query + (task.first_row + task.rows - 1) / job.group + 1};
+    for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, [&](const key_tile& tile, int64 lane_zero) {
+        tile_visit visit;
+        visit.frame = keys.frame;
+        if (!ask::whole(*job.policy, queries, {lane_zero + tile.first, lane_zero + tile.last, keys.frame}, task.head)) {
+            bool any;
+            if (fill_visible<Build>(job, task, s, tile, keys.frame, lane_zero, any)) visit.visible = s.visible;
+            if (!any) return;
+        }
+        if (!stage.empty()) {
+            fill_distances<Build>(job, task, s, tile, lane_zero);
+            visit.distance = s.distance;
+            visit.distance_table = s.distance_table;
+        }
+        absorb<Build, Element>(s.tile, tile, visit, stage);
+    });
+}
+
+/// Packs the task's query rows for one frame: transposed, with the scale (and log2 e, where nothing follows it) multiplied in.
+template <class Build, class P>
+void pack_frame(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s, int frame, float factor) {
+    for (int64 r = 0; r < task.rows; ++r)
+        s.row[r] = query_row<Build>(job, task.head, task.first_row + r, frame, s.rows + r * job.dims->key_dim);
+    pack_queries<Build>(s.tile, frame, s.row, factor);
+}
+
+template <class Build, class Element, class P>
+void attend_tile(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s) {
+    const score_stage stage = stage_of(job);
+    const float factor = stage.empty() ? job.scores->scale * log2_e : job.scores->scale;
+    s.tile.rows = static_cast<int>(task.rows);
+    s.tile.head = s.head;
+    for (int64 r = 0; r < task.rows; ++r)
+        s.head[r] = static_cast<std::int32_t>(task.head * job.group + (task.first_row + r) % job.group);
+    begin<Build>(s.tile);
+    const int64 first_query = job.first_query + task.first_row / job.group;
+    const int64 last_query = job.first_query + (task.first_row + task.rows - 1) / job.group + 1;
+    unsigned packed = 0;
+    for (const key_interval& i : ask::visible(*job.policy, first_query, last_query, task.head)) {
+        const key_interval keys{detail::larger(i.first, task.key_first), detail::smaller(i.last, task.key_last), i.frame};
+        if (keys.first >= keys.last) continue;
+        if (!(packed >> keys.frame & 1u)) pack_frame<Build>(job, task, s, keys.frame, factor);
+        packed |= 1u << keys.frame;
+        absorb_interval<Build, Element>(job, task, s, stage, keys);
+    }
+    settle<Build>(s.tile);
+    const int64 pitch = s.tile.value_pitch;
+    float* numerator = task.partial ? task.partial : s.rows;
+    unpack<Build>(s.tile, numerator);
+    deliver<Build>(job, task, numerator, s.tile.maximum, s.tile.denominator, pitch);
+}
+
+// -------------------------------------------------------------------------------------------------------------- one token: decode
+
+template <class Build>
+struct decode_scratch {
+    decode_rows<Build> rows;
+    float* distance;        // [group]
+    float* distance_table;  // [group][64]
+    float* row;             // [key_dim]
+    std::int32_t* head;     // [group]
+
+    template <class P>
+    void carve(arena& from, const shape& dims, int64 group) {
+        const int frames = ask::frames<P>;
+        float* memory = from.take<float>(decode_rows<Build>::floats(static_cast<int>(group), dims.key_dim, dims.value_dim, frames));
+        distance = from.take<float>(group);
+        distance_table = ask::affine_distance<P> ? nullptr : from.take<float>(group * 64);
+        row = from.take<float>(dims.key_dim);
+        head = from.take<std::int32_t>(group);
+        if (memory) rows.bind(memory, static_cast<int>(group), dims.key_dim, dims.value_dim, frames);
+    }
+};
+
+template <class Build, class P>
+void pack_decode_frame(const softmax_job<P>& job, const softmax_task& task, decode_scratch<Build>& s, int frame, float factor) {
+    const int64 dim = job.dims->key_dim;
+    for (int64 r = 0; r < task.rows; ++r) {
+        const float* from = query_row<Build>(job, task.head, r, frame, s.row);
+        float* to = s.rows.query + (frame * task.rows + r) * dim;
+        for (int64 c = 0; c < dim; ++c) to[c] = from[c] * factor;
+    }
+}
+
+/// All query heads of one KV head, one token: rows are read where one query is, at job.first_query.
+template <class Build, class Element, class P>
+void attend_one(const softmax_job<P>& job, const softmax_task& task, decode_scratch<Build>& s) {
+    const score_stage stage = stage_of(job);
+    const float factor = stage.empty() ? job.scores->scale * log2_e : job.scores->scale;
+    const int64 query = job.first_query;
+    s.rows.head = s.head;
+    for (int64 r = 0; r < task.rows; ++r) s.head[r] = static_cast<std::int32_t>(task.head * job.group + r);
+    begin<Build>(s.rows);
+    unsigned packed = 0;
+    for (const key_interval& i : ask::visible(*job.policy, query, query + 1, task.head)) {
+        const key_interval keys{detail::larger(i.first, task.key_first), detail::smaller(i.last, task.key_last), i.frame};
+        if (keys.first >= keys.last) continue;
+        if (!(packed >> keys.frame & 1u)) pack_decode_frame<Build>(job, task, s, keys.frame, factor);
+        packed |= 1u << keys.frame;
+        for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, [&](const key_tile& tile, int64 lane_zero) {
+            tile_visit visit;
+            visit.frame = keys.frame;
+            std::uint64_t bits = 0;
+            if (!ask::exact<P>) {  // an exact interval of one query is whole
+                bits = seen_lanes(*job.policy, query, task.head, keys.frame, lane_zero, tile.first, tile.last);
+                if (bits == 0) return;
+                visit.visible = bits == lane_bits(tile.first, tile.last) ? nullptr : &bits;
+            }
+            if (!stage.empty()) {
+                for (int64 r = 0; r < task.rows; ++r) {
+                    if constexpr (ask::affine_distance<P>) {
+                        s.distance[r] = static_cast<float>(ask::distance(*job.policy, query, lane_zero + tile.first, task.head) + tile.first);
+                    } else {
+                        for (int64 lane = tile.first; lane < tile.last; ++lane)
+                            s.distance_table[r * 64 + lane] = static_cast<float>(ask::distance(*job.policy, query, lane_zero + lane, task.head));
+                    }
+                }
+                visit.distance = s.distance;
+                visit.distance_table = s.distance_table;
+            }
+            absorb<Build, Element>(s.rows, tile, visit, stage);
+        });
+    }
+    settle<Build>(s.rows);
+    const int64 pitch = s.rows.value_pitch;
+    if (task.partial) std::memcpy(task.partial, s.rows.numerator, static_cast<std::size_t>(task.rows * pitch) * sizeof(float));
+    deliver<Build>(job, task, s.rows.numerator, s.rows.maximum, s.rows.denominator, pitch);
+}
+
+// ----------------------------------------------------------------------------------------------------------- partials of a split
+
+/// into = left · into + right · from, over a padded row.
+template <class Build>
+void merge_rows(float* into, float left, const float* from, float right, int64 pitch) {
+    for (int64 c = 0; c < pitch; c += lanes<Build>)
+        store(into + c, fma(floats(right), load(from + c), floats(left) * load(into + c)));
+}
+
+/// Merges the partials of `pieces` tasks with the same rows, in ascending order of their keys, into the first; writes the rows out.
+template <class Build, class P>
+void merge_pieces(const softmax_job<P>& job, const softmax_task* tasks, int64 pieces, int64 pitch) {
+    const int64 rows = tasks[0].rows;
+    float* const into = tasks[0].partial;
+    float* const maximum = into + rows * pitch;
+    float* const denominator = maximum + rows;
+    for (int64 piece = 1; piece < pieces; ++piece)
+        for (int64 r = 0; r < rows; ++r) {
+            const float* from = tasks[piece].partial;
+            const float other = from[rows * pitch + r];
+            if (!is_seen(other)) continue;
+            const float m = larger_maximum(maximum[r], other);
+            const float left = is_seen(maximum[r]) ? std::exp2(maximum[r] - m) : 0, right = std::exp2(other - m);
+            merge_rows<Build>(into + r * pitch, left, from + r * pitch, right, pitch);
+            denominator[r] = left * denominator[r] + right * from[rows * pitch + rows + r];
+            maximum[r] = m;
+        }
+    softmax_task whole = tasks[0];
+    whole.partial = nullptr;
+    deliver<Build>(job, whole, into, maximum, denominator, pitch);
+}
+
+}  // namespace sash::cpu
