@@ -324,6 +324,8 @@ struct cache_data {
     store_for<P> store;
     array<float> auxiliary;
     workspace scratch;
+
+    SASH_INLINE ~cache_data() = default;
 };
 
 template <class Build, class P, class E>

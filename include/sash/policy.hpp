@@ -53,6 +53,7 @@ struct key_intervals {
 
     /// Adds [first, last); empty ones are dropped, negative positions cut off. One interval too many is bridged with its
     /// neighbour: the set stays a superset, and `sees` cuts it back.
+    template <class Build = build::here>
     constexpr void add(int64 first, int64 last, int frame = 0) {
         if (first < 0) first = 0;
         if (last <= first) return;
@@ -61,11 +62,11 @@ struct key_intervals {
         if (at < count && item[at].frame == frame && item[at].first <= last) {
             if (first < item[at].first) item[at].first = first;
             if (item[at].last < last) item[at].last = last;
-            absorb_followers(at);
+            absorb_followers<Build>(at);
             return;
         }
         if (count == Most) {
-            bridge(at, first, last, frame);
+            bridge<Build>(at, first, last, frame);
             return;
         }
         for (int i = count; i > at; --i) item[i] = item[i - 1];
@@ -74,6 +75,7 @@ struct key_intervals {
     }
 
 private:
+    template <class Build>
     constexpr void absorb_followers(int at) {
         while (at + 1 < count && item[at + 1].frame == item[at].frame && item[at + 1].first <= item[at].last) {
             if (item[at].last < item[at + 1].last) item[at].last = item[at + 1].last;
@@ -81,13 +83,14 @@ private:
             --count;
         }
     }
+    template <class Build>
     constexpr void bridge(int at, int64 first, int64 last, int frame) {
         int to = at < count && item[at].frame == frame ? at : at - 1;
         while (to > 0 && item[to].frame != frame) --to;
         if (to < 0) to = 0;
         if (first < item[to].first) item[to].first = first;
         if (item[to].last < last) item[to].last = last;
-        absorb_followers(to);
+        absorb_followers<Build>(to);
     }
 };
 

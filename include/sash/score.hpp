@@ -68,7 +68,7 @@ struct custom_score {
     void (*keys)(const void*, const cpu::score_tile&) = nullptr;
     float (*one)(const void*, float, scalar_site) = nullptr;
 
-    constexpr custom_score() = default;
+    SASH_INLINE constexpr custom_score() {}
 
     template <class F>
         requires(!std::is_same_v<std::remove_cvref_t<F>, custom_score>)

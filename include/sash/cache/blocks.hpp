@@ -101,18 +101,20 @@ SASH_INLINE int64 pinned_count(const pinned_set& pinned, int64 below) {
 
 // ---------------------------------------------------------------------------------------------------- where a token lies
 
+SASH_INLINE int64 bits_in(int64 n) { return static_cast<int64>(std::bit_width(static_cast<std::uint64_t>(n))); }
+
 /// Segment and offset of block b of a chain: sizes 1, 1, 2, 4, … up to `unit`, then `unit` each.
 struct chain_place {
     int64 segment, offset;
 };
 SASH_INLINE chain_place place_in_chain(int64 block, int64 unit) {
-    const int64 grown = std::bit_width(static_cast<std::uint64_t>(unit));  // segments before the full-grown ones
+    const int64 grown = bits_in(unit);  // segments before the full-grown ones
     if (block >= unit) return {grown + (block - unit) / unit, (block - unit) % unit};
-    const int64 s = std::bit_width(static_cast<std::uint64_t>(block));
+    const int64 s = bits_in(block);
     return {s, s == 0 ? 0 : block - (int64{1} << (s - 1))};
 }
 SASH_INLINE int64 segment_blocks(int64 s, int64 unit) {
-    const int64 grown = std::bit_width(static_cast<std::uint64_t>(unit));
+    const int64 grown = bits_in(unit);
     return s >= grown ? unit : s == 0 ? 1 : int64{1} << (s - 1);
 }
 

@@ -325,7 +325,7 @@ struct softmax_sequence {
 };
 
 /// Round number `index` of a sequence; what is done before is done.
-template <class P>
+template <class Build, class P>
 softmax_round<P> round_of(const softmax_sequence<P>& s, int64 index, detail::block_store* store) {
     softmax_round<P> r{s.job, {}, {}, store, nullptr, s.only_visible};
     r.job.store = store;
@@ -354,7 +354,7 @@ int64 workspace_for(const softmax_sequence<P>* sequences, int64 count, int64 key
         detail::block_store imagined = *sequences[j].store;
         int64 largest = 0;
         for (int64 i = 0; i < sequences[j].rounds(); ++i) {
-            softmax_round<P> r = round_of(sequences[j], i, &imagined);
+            softmax_round<P> r = round_of<Build>(sequences[j], i, &imagined);
             largest = detail::larger(largest, perform_round<Build, Element>(nullptr, &r, 1, key_piece, run));
         }
         most += largest;
@@ -371,7 +371,7 @@ void perform(softmax_sequence<P>* sequences, int64 count, int64 key_piece, const
     int64 most = 0;
     for (int64 j = 0; j < count; ++j) most = detail::larger(most, sequences[j].rounds());
     for (int64 i = 0; i < most; ++i) {
-        for (int64 j = 0; j < count; ++j) ::new (static_cast<void*>(rounds + j)) softmax_round<P>(round_of(sequences[j], i, sequences[j].store));
+        for (int64 j = 0; j < count; ++j) ::new (static_cast<void*>(rounds + j)) softmax_round<P>(round_of<Build>(sequences[j], i, sequences[j].store));
         perform_round<Build, Element>(workspace, rounds, count, key_piece, run);
         for (int64 j = 0; j < count; ++j)
             if (sequences[j].writes) detail::advance<Build>(*sequences[j].store, *sequences[j].job.policy, 0);
