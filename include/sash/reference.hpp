@@ -167,6 +167,14 @@ vector scores_of(const P& policy, const vector& q, const matrix& keys, const std
     return s;
 }
 
+/// max_j s_j; NaN if one of them is.
+template <class Build = build::here>
+double largest(const vector& s) {
+    double m = s(0);
+    for (const double x : s) m = m < x || std::isnan(x) ? x : m;
+    return m;
+}
+
 /// The softmax of the scores, with one more exp(sink) in the denominator, and the log-sum-exp of the scores alone.
 /// Scores of -inf weigh nothing; where there is nothing but them, the row is empty.
 struct weighted {
@@ -176,7 +184,7 @@ struct weighted {
 template <class Build = build::here>
 weighted softmax(const vector& s, double sink) {
     if (s.size() == 0) return {s, -infinity};
-    const double m = s.maxCoeff<Eigen::PropagateNaN>();
+    const double m = largest<Build>(s);
     if (m == -infinity) return {vector::Zero(s.size()), -infinity};
     const vector e = (s.array() - m).exp();
     const double sum = e.sum();

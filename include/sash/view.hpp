@@ -84,6 +84,13 @@ struct strided {
 struct input : detail::strided<const void*> {
     using strided::strided;
     SASH_INLINE constexpr input(const detail::strided<const void*>& s) : strided(s) {}
+    /// What was written can be read.
+    SASH_INLINE constexpr input(const detail::strided<void*>& s) {
+        data = s.data;
+        tokens = s.tokens, heads = s.heads, dim = s.dim;
+        token_stride = s.token_stride, head_stride = s.head_stride, dim_stride = s.dim_stride;
+        type = s.type;
+    }
 };
 
 /// A tensor that is written: the rows that `attend` and `read` give back. Shape [tokens, heads, value_dim].

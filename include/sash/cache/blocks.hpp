@@ -155,6 +155,15 @@ token_place locate(const block_store& s, int64 head, int64 p) {
     return {block_address<Build>(s, head, p / block_tokens), lane, together};
 }
 
+/// The first position from p on that is held: p itself, unless it has left the ring.
+SASH_INLINE int64 next_held(const block_store& s, int64 p) {
+    if (!s.bounded || p >= s.oldest) return p;
+    int64 next = s.oldest;
+    for (const key_interval& stay : s.pinned)
+        if (p < stay.last) next = smaller(next, larger(p, stay.first));
+    return next;
+}
+
 /// The positions held: pinned ones below `length`, then [oldest, length).
 SASH_INLINE key_intervals<9> held_positions(const block_store& s) {
     key_intervals<9> held;

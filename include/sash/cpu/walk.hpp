@@ -135,18 +135,21 @@ SASH_INLINE std::uint64_t seen_lanes(const P& p, int64 query, int64 kv_head, int
     return bits;
 }
 
-/// Calls f(tile, lane_zero, next_block) for the keys [first, last) of one KV head, block by block.
+/// Calls f(tile, lane_zero) for those of the keys [first, last) of one KV head that are held, block by block. (All are, but
+/// where a window has just been widened.) Lane 0 of the tile would stand at position lane_zero.
 template <class Build, class F>
 SASH_INLINE void for_each_tile(const detail::block_store& store, int64 head, int64 first, int64 last, F&& f) {
+    first = detail::next_held(store, first);
     detail::token_place at{};
     if (first < last) at = detail::locate<Build>(store, head, first);
     while (first < last) {
         const int64 count = detail::smaller(at.together, last - first);
+        const int64 next = detail::next_held(store, first + count);
         detail::token_place following{};
-        if (first + count < last) following = detail::locate<Build>(store, head, first + count);
+        if (next < last) following = detail::locate<Build>(store, head, next);
         key_tile tile{at.block, static_cast<std::int32_t>(at.lane), static_cast<std::int32_t>(at.lane + count), following.block};
         f(tile, first - at.lane);
-        first += count;
+        first = next;
         at = following;
     }
 }

@@ -1,0 +1,137 @@
+#pragma once
+/// \file
+/// Everything that can be wrong with a call, looked at before anything is written. Messages name the value and the limit.
+#include <sash/options.hpp>
+
+namespace sash::detail {
+
+enum class verb { attend, append, read };
+
+/// Tokens of which only the query is there.
+template <class P>
+SASH_INLINE tokens_of<P> query_alone(input query) {
+    if constexpr (takes_decay<P>)
+        return {.query = query, .key = {}, .value = {}, .decay = input{}};
+    else
+        return {.query = query, .key = {}, .value = {}};
+}
+
+/// A request with its cache opened: what all forms of the verb are brought to.
+template <class P, class E>
+struct call {
+    const tokens_of<P>* tokens = nullptr;
+    cache_data<P, E>* cache = nullptr;  // not written by verb::read
+    output out;
+    std::span<float> lse;
+    int64 first_query = options::automatic;
+};
+
+template <class Build, class Pointer>
+void check_extents(const char* name, const strided<Pointer>& t, int64 tokens, int64 heads, int64 dim) {
+    require<Build>(t.tokens == tokens, name, " has ", t.tokens, " tokens, must have ", tokens);
+    require<Build>(t.heads == heads, name, " has ", t.heads, " heads, must have ", heads);
+    require<Build>(t.dim == dim, name, " has dim ", t.dim, ", must have ", dim);
+    require<Build>(t.empty() || t.data != nullptr, name, " has no memory");
+    const auto element = static_cast<std::uintptr_t>(bytes_of(t.type));
+    require<Build>(reinterpret_cast<std::uintptr_t>(t.data) % element == 0, name, " begins at an address that is no multiple of its element's ",
+                   static_cast<int64>(element), " bytes");
+}
+
+/// What is written must not overlap itself.
+template <class Build>
+void check_written(const char* name, const output& t) {
+    const auto apart = [&](int64 stride, int64 extent, const char* axis) {
+        require<Build>(extent <= 1 || stride != 0, name, " has ", axis, " stride 0 over ", extent, " of them: rows would overlap");
+    };
+    apart(t.token_stride, t.tokens, "token");
+    apart(t.head_stride, t.heads, "head");
+    apart(t.dim_stride, t.dim, "dim");
+}
+
+template <class Build>
+void check_lse(std::span<float> lse, int64 tokens, int64 heads) {
+    require<Build>(lse.empty() || static_cast<int64>(lse.size()) == tokens * heads, "lse has ", lse.size(), " entries, must have ",
+                   tokens * heads, ": [tokens, heads]");
+}
+
+template <class Build, class P>
+void check_inputs(const tokens_of<P>& in, const shape& dims, verb what, int64 tokens) {
+    if (what != verb::append) check_extents<Build>("query", in.query, tokens, dims.query_heads, dims.key_dim);
+    if (what == verb::read) return;
+    check_extents<Build>("key", in.key, tokens, dims.key_heads, dims.key_dim);
+    check_extents<Build>("value", in.value, tokens, dims.value_heads, dims.value_dim);
+    if constexpr (takes_decay<P>) {
+        check_extents<Build>("decay", in.decay, tokens, dims.gate_heads, 1);
+        check_decay<Build>(in.decay);
+    }
+}
+
+/// Tokens of a call: those of its key, or of its query where nothing is stored.
+template <class P>
+SASH_INLINE int64 tokens_in(const tokens_of<P>& in, verb what) {
+    return what == verb::read ? in.query.tokens : in.key.tokens;
+}
+
+template <class Build, class P>
+void check_first_query(const P& p, const block_store& s, int64 first, int64 tokens) {
+    require<Build>(first >= 0 && first <= far_away, "first_query is ", first, ", must not be negative");
+    if (first >= s.length || tokens == 0) return;
+    for (int64 h = 0; h < s.heads; ++h)
+        for (const key_interval& i : ask::visible(p, first, first + 1, h))
+            for (int64 key = i.first; key < smaller(i.last, s.oldest);) {
+                require<Build>(next_held(s, key) == key, "the query at position ", first, " sees key ", key,
+                               ", which has left the cache; the oldest key there is ", s.oldest);
+                for (const key_interval& stay : s.pinned)
+                    if (key >= stay.first && key < stay.last) key = stay.last;
+            }
+}
+
+template <class Build, class P, class E>
+void check_position(const call<P, E>& c, verb what, int64 tokens) {
+    const int64 length = c.cache->store.length;
+    require<Build>(length + tokens < far_away, "the cache has seen ", length, " tokens, ", tokens, " more are too many");
+    if (what != verb::read) {
+        require<Build>(c.first_query == options::automatic || c.first_query == length, "first_query is ", c.first_query,
+                       ", but these tokens stand at ", length, ", the length of the cache");
+        if constexpr (softmax_policy<P>)
+            require<Build>(what == verb::append || ask::is_causal(c.cache->policy),
+                           "a bidirectional policy takes append, then read: an append that also reads could not be cut into parts");
+    } else if constexpr (softmax_policy<P>) {
+        if (c.first_query != options::automatic) check_first_query<Build>(c.cache->policy, c.cache->store, c.first_query, tokens);
+    } else {
+        require<Build>(c.first_query == options::automatic || c.first_query == length,
+                       "a recurrent cache is read where it stands, at ", length, "; first_query is ", c.first_query);
+    }
+}
+
+/// Would the tokens exceed a hard capacity? Counts what is held afterwards.
+template <class Build, class P, class E>
+void check_capacity(const cache_data<P, E>& c, int64 tokens) {
+    if constexpr (softmax_policy<P>) {
+        if (c.options.capacity == 0) return;
+        block_store after = c.store;
+        advance<Build>(after, c.policy, tokens);
+        int64 held = 0;
+        for (const key_interval& i : held_positions(after)) held += i.last - i.first;
+        require<Build>(held <= c.options.capacity, "the cache would hold ", held, " tokens, its capacity is ", c.options.capacity);
+    }
+}
+
+template <class Build, class P, class E>
+void check_call(const call<P, E>& c, verb what) {
+    const shape& dims = c.cache->dims;
+    const int64 tokens = tokens_in<P>(*c.tokens, what);
+    require<Build>(tokens >= 0, "the call brings ", tokens, " tokens");
+    check_inputs<Build, P>(*c.tokens, dims, what, tokens);
+    if (what != verb::append) {
+        check_extents<Build>("out", c.out, tokens, dims.heads, dims.value_dim);
+        check_written<Build>("out", c.out);
+        check_lse<Build>(c.lse, tokens, dims.heads);
+        if constexpr (recurrent_policy<P>)
+            require<Build>(c.lse.empty() || P::has_normaliser, "this policy has no normaliser, so there is no lse");
+    }
+    check_position<Build>(c, what, tokens);
+    if (what != verb::read) check_capacity<Build>(*c.cache, tokens);
+}
+
+}  // namespace sash::detail

@@ -1,0 +1,309 @@
+#pragma once
+/// \file
+/// From a call to its tasks: check, make room, plan, run. Everything that can fail happens before the first token is stored.
+#include <sash/check.hpp>
+#include <sash/cpu/recurrent.hpp>
+#include <sash/cpu/softmax.hpp>
+
+namespace sash::detail {
+
+// ------------------------------------------------------------------------------------------------------- softmax policies
+
+/// The sequence that a checked call is to the kernels.
+template <class Build, class P, class E>
+cpu::softmax_sequence<P> sequence_of(const call<P, E>& c, verb what, bool finish) {
+    const tokens_of<P>& in = *c.tokens;
+    cpu::softmax_sequence<P> s;
+    s.job.policy = &c.cache->policy;
+    s.job.dims = &c.cache->dims;
+    s.job.scores = &c.cache->scores;
+    s.job.store = s.store = &c.cache->store;
+    s.job.group = c.cache->dims.heads / stored_heads(c.cache->dims);
+    s.job.finish = finish;
+    s.job.first_query = c.first_query == options::automatic ? c.cache->store.length : c.first_query;
+    s.writes = what != verb::read;
+    if (what != verb::append) {
+        s.job.query = in.query;
+        s.job.out = c.out;
+        s.job.lse = c.lse.empty() ? nullptr : c.lse.data();
+    }
+    if (s.writes) {
+        s.key = in.key;
+        s.value = in.value;
+    }
+    return s;
+}
+
+/// The workspace of a call: the one given, else the cache's own where it may be changed, else one for this call.
+template <class P, class E>
+SASH_INLINE workspace& workspace_of(const options& how, const call<P, E>& first, verb what, workspace& local) {
+    if (how.workspace) return *how.workspace;
+    return what == verb::read ? local : first.cache->scratch;
+}
+
+template <class Build, class P, class E>
+void perform_softmax(const call<P, E>* calls, int64 count, verb what, const options& how, const runner& run) {
+    workspace local(0, calls[0].cache->options.memory), list(0, calls[0].cache->options.memory);
+    cpu::softmax_sequence<P> one;
+    cpu::softmax_sequence<P>* sequences = &one;
+    if (count > 1) sequences = reinterpret_cast<cpu::softmax_sequence<P>*>(list.grow(static_cast<std::size_t>(count) * sizeof one));
+    for (int64 j = 0; j < count; ++j) ::new (static_cast<void*>(sequences + j)) cpu::softmax_sequence<P>(sequence_of<Build>(calls[j], what, how.finish));
+    const int64 bytes = cpu::workspace_for<Build, E>(sequences, count, how.key_piece, run);
+    std::byte* memory = workspace_of(how, calls[0], what, local).grow(static_cast<std::size_t>(bytes));
+    if (what != verb::read)
+        for (int64 j = 0; j < count; ++j)
+            make_room<Build>(*sequences[j].store, calls[j].cache->policy, sequences[j].key.tokens, sequences[j].piece());
+    cpu::perform<Build, E>(sequences, count, how.key_piece, run, memory);
+}
+
+// ------------------------------------------------------------------------------------------------------ recurrent policies
+
+template <class Build, class P, class E>
+cpu::recurrent_call recurrent_call_of(const call<P, E>& c, verb what) {
+    const tokens_of<P>& in = *c.tokens;
+    cpu::recurrent_call r;
+    r.reads = what != verb::append;
+    r.writes = what != verb::read;
+    if (r.reads) {
+        r.query = in.query;
+        r.out = c.out;
+        r.lse = c.lse.empty() ? nullptr : c.lse.data();
+    }
+    if (r.writes) {
+        r.key = in.key;
+        r.value = in.value;
+        if constexpr (takes_decay<P>) r.decay = in.decay;
+    }
+    r.scale = c.cache->scores.scale;
+    r.layout = c.cache->scores.layout;
+    return r;
+}
+
+/// Angles of the tokens of a call, where the library turns.
+template <class Build, class P, class E>
+void fill_recurrent_turns(cpu::arena& memory, const call<P, E>& c, cpu::recurrent_call& r) {
+    const score_state& s = c.cache->scores;
+    if (s.pairs == 0 || s.by == rotates::caller) return;
+    const int64 tokens = r.reads ? r.query.tokens : r.key.tokens;
+    turn* turns = memory.take<turn>(tokens * s.pairs);
+    for (int64 t = 0; turns && t < tokens; ++t)
+        for (int64 pair = 0; pair < s.pairs; ++pair) turns[t * s.pairs + pair] = turn_by<Build>(c.cache->store.length + t, s.frequencies[pair]);
+    r.turns = turns;
+    r.pairs = s.pairs;
+}
+
+/// How the workspace of a recurrent call is divided.
+struct recurrent_plan {
+    cpu::recurrent_call* calls = nullptr;  // [count]
+    std::byte* scratch = nullptr;          // [workers][scratch_bytes]
+    int64 workers = 1, scratch_bytes = 0, used = 0;
+};
+
+/// Without memory it only counts.
+template <class Build, class P, class E>
+recurrent_plan plan_recurrent(cpu::arena memory, const call<P, E>* calls, int64 count, verb what, const runner& run) {
+    recurrent_plan plan;
+    plan.workers = larger(1, smaller(run.concurrency(), 64));
+    plan.calls = memory.take<cpu::recurrent_call>(count);
+    for (int64 j = 0; j < count; ++j) {
+        cpu::recurrent_call r = recurrent_call_of<Build>(calls[j], what);
+        fill_recurrent_turns<Build>(memory, calls[j], r);
+        if (plan.calls) ::new (static_cast<void*>(plan.calls + j)) cpu::recurrent_call(r);
+        const int64 floats = cpu::recurrent_scratch(calls[j].cache->policy, calls[j].cache->dims);
+        plan.scratch_bytes = larger(plan.scratch_bytes, round_up(floats * static_cast<int64>(sizeof(float)), 64));
+    }
+    plan.scratch = memory.take<std::byte>(plan.workers * plan.scratch_bytes);
+    plan.used = memory.used;
+    return plan;
+}
+
+template <class Build, class P, class E>
+void perform_recurrent(const call<P, E>* calls, int64 count, verb what, const options& how, const runner& run) {
+    workspace local(0, calls[0].cache->options.memory);
+    const int64 bytes = plan_recurrent<Build>({}, calls, count, what, run).used;
+    std::byte* memory = workspace_of(how, calls[0], what, local).grow(static_cast<std::size_t>(bytes));
+    for (int64 j = 0; j < count; ++j) ensure_states<Build>(calls[j].cache->store);
+    const recurrent_plan plan = plan_recurrent<Build>({memory}, calls, count, what, run);
+    int64 tasks = 0, work = 0;
+    for (int64 j = 0; j < count; ++j) {
+        const state_store& s = calls[j].cache->store;
+        tasks += s.states;
+        work += tokens_in<P>(*calls[j].tokens, what) * s.states * s.state_floats;
+    }
+    const int64 workers = work < 1 << 16 ? 1 : plan.workers;
+    run_tasks<Build>(run, tasks, plan.scratch, plan.scratch_bytes, workers, [&](int64 i, std::byte* mine) {
+        int64 j = 0;
+        for (; i >= calls[j].cache->store.states; ++j) i -= calls[j].cache->store.states;
+        cpu::recurrent<Build>(calls[j].cache->policy, calls[j].cache->dims, calls[j].cache->store, plan.calls[j], i, reinterpret_cast<float*>(mine));
+    });
+    if (what != verb::read)
+        for (int64 j = 0; j < count; ++j) calls[j].cache->store.length += tokens_in<P>(*calls[j].tokens, what);
+}
+
+// -------------------------------------------------------------------------------------------------------------- the one way in
+
+template <class Build, class P, class E>
+void perform(const call<P, E>* calls, int64 count, verb what, const options& how) {
+    if (count == 0) return;
+    require<Build>(how.key_piece >= 0, "key_piece is ", how.key_piece, ", must not be negative");
+    for (int64 j = 0; j < count; ++j) check_call<Build>(calls[j], what);
+    const runner run = how.run ? how.run : default_runner<Build>();
+    if constexpr (softmax_policy<P>)
+        perform_softmax<Build>(calls, count, what, how, run);
+    else
+        perform_recurrent<Build>(calls, count, what, how, run);
+}
+
+/// Bytes of workspace that a call of `tokens` new tokens takes.
+template <class Build, class P, class E>
+std::size_t count_workspace(const cache_data<P, E>& c, int64 tokens, const options& how) {
+    const runner run = how.run ? how.run : default_runner<Build>();
+    tokens_of<P> in = query_alone<P>({});
+    in.query.tokens = in.key.tokens = in.value.tokens = tokens;
+    const call<P, E> imagined{&in, const_cast<cache_data<P, E>*>(&c), {}, {}, options::automatic};
+    if constexpr (softmax_policy<P>) {
+        cpu::softmax_sequence<P> s = sequence_of<Build>(imagined, verb::attend, how.finish);
+        return static_cast<std::size_t>(cpu::workspace_for<Build, E>(&s, 1, how.key_piece, run));
+    } else {
+        return static_cast<std::size_t>(plan_recurrent<Build>({}, &imagined, 1, verb::attend, run).used);
+    }
+}
+
+template <class Build, class Cache>
+void perform_one(const typename Cache::tokens& tokens, Cache& cache, output out, verb what, const options& how) {
+    using P = typename Cache::policy_type;
+    using E = typename Cache::element_type;
+    const call<P, E> c{&tokens, &access::data(cache), out, how.lse, how.first_query};
+    perform<Build, P, E>(&c, 1, what, how);
+}
+
+/// Refuses a batch that names one cache twice: which of the two comes first would matter. A table of twice the size, by address.
+template <class Build, class Cache>
+void check_distinct(const request<Cache>* requests, int64 count) {
+    const int64 slots = int64{1} << (bits_in(count) + 1);
+    workspace memory(static_cast<std::size_t>(slots) * sizeof(int64));
+    auto* slot = reinterpret_cast<int64*>(memory.grow(0));  // request number + 1, or 0
+    for (int64 i = 0; i < slots; ++i) slot[i] = 0;
+    for (int64 i = 0; i < count; ++i) {
+        fingerprint hash;
+        hash.add(reinterpret_cast<std::uintptr_t>(requests[i].cache));
+        int64 at = static_cast<int64>(hash.value % static_cast<std::uint64_t>(slots));
+        for (; slot[at] != 0; at = (at + 1) % slots)
+            require<Build>(requests[slot[at] - 1].cache != requests[i].cache, "requests ", slot[at] - 1, " and ", i,
+                           " name the same cache: their order would matter");
+        slot[at] = i + 1;
+    }
+}
+
+template <class Build, class Cache>
+void perform_requests(request<Cache>* requests, int64 count, const options& how) {
+    using P = typename Cache::policy_type;
+    using E = typename Cache::element_type;
+    require<Build>(how.lse.empty() && how.first_query == options::automatic, "a batch takes lse in each request, and no first_query");
+    array<call<P, E>> calls;
+    struct guard {
+        array<call<P, E>>* held;
+        ~guard() { free<Build>(*held, {}); }
+    } freed{&calls};
+    reserve<Build>(calls, {}, count);
+    for (int64 i = 0; i < count; ++i) {
+        request<Cache>& r = requests[i];
+        require<Build>(r.cache != nullptr, "request ", i, " has no cache");
+        calls.data[calls.size++] = {&r.tokens, &access::data(*r.cache), r.out, r.lse, options::automatic};
+    }
+    check_distinct<Build>(requests, count);
+    perform<Build, P, E>(calls.data, count, verb::attend, how);
+}
+
+// ------------------------------------------------------------------------------------------------------------ without a cache
+
+/// Where the queries of a call without a cache stand: they are the last tokens unless said otherwise.
+template <class Build>
+int64 stateless_first(const options& how, int64 queries, int64 keys, bool causal) {
+    if (how.first_query != options::automatic) {
+        require<Build>(how.first_query >= 0 && how.first_query < far_away, "first_query is ", how.first_query, ", must not be negative");
+        return how.first_query;
+    }
+    require<Build>(queries <= keys || !causal, queries, " queries are to be the last of ", keys, " tokens: say .first_query");
+    return larger(0, keys - queries);
+}
+
+/// Keys and values are packed into blocks of scratch, those some query sees, and attended as a cache's are.
+template <class Build, class P>
+void perform_stateless(const P& policy, const shape& dims, const tokens_of<P>& in, output out, const options& how, const score& scores) {
+    validate<Build>(policy);
+    const score_state state = view_of_score<Build>(policy, dims, scores);
+    block_store store;
+    create<Build, float>(store, policy, dims, {});
+    const int64 keys = in.key.tokens, blocks = blocks_for(keys);
+    store.bounded = true;  // one flat piece of memory, as a ring that never turns
+    store.pinned = {};
+    store.ring_blocks = larger(1, blocks);
+
+    cpu::softmax_sequence<P> s;
+    s.job.policy = &policy;
+    s.job.dims = &dims;
+    s.job.scores = &state;
+    s.job.store = s.store = &store;
+    s.job.query = in.query;
+    s.job.out = out;
+    s.job.lse = how.lse.empty() ? nullptr : how.lse.data();
+    s.job.finish = how.finish;
+    s.job.group = dims.heads / stored_heads(dims);
+    s.job.first_query = stateless_first<Build>(how, in.query.tokens, keys, ask::is_causal(policy));
+    s.key = in.key;
+    s.value = in.value;
+    s.only_visible = s.writes = true;
+
+    const runner run = how.run ? how.run : default_runner<Build>();
+    const int64 block_bytes = store.heads * store.ring_blocks * store.block_bytes;
+    const int64 scratch_bytes = cpu::workspace_for<Build, float>(&s, 1, how.key_piece, run);
+    workspace local;
+    std::byte* memory = (how.workspace ? *how.workspace : local).grow(static_cast<std::size_t>(block_bytes + scratch_bytes));
+    store.ring_data = memory;
+    cpu::perform<Build, float>(&s, 1, how.key_piece, run, memory + block_bytes);
+}
+
+/// A recurrent policy without a cache: the states live for the call.
+template <class Build, class P>
+void perform_stateless_recurrent(const P& policy, const shape& dims, tokens_of<P> in, output out, const options& how, const score& scores) {
+    kv_cache<P, float> cache(policy, dims, scores);
+    const int64 before = stateless_first<Build>(how, in.query.tokens, in.key.tokens, true);
+    require<Build>(before + in.query.tokens == in.key.tokens, "the queries of a recurrent policy are the last tokens: first_query is ", before,
+                   ", must be ", in.key.tokens - in.query.tokens);
+    tokens_of<P> prefix = in;
+    prefix.key = in.key.tokens_from(0, before);
+    prefix.value = in.value.tokens_from(0, before);
+    in.key = in.key.tokens_from(before, in.query.tokens);
+    in.value = in.value.tokens_from(before, in.query.tokens);
+    if constexpr (takes_decay<P>) {
+        prefix.decay = in.decay.tokens_from(0, before);
+        in.decay = in.decay.tokens_from(before, in.query.tokens);
+    }
+    options each = how;
+    each.first_query = options::automatic;
+    perform_one<Build>(prefix, cache, {}, verb::append, each);
+    perform_one<Build>(in, cache, out, verb::attend, each);
+}
+
+template <class Build, class P>
+void perform_without_cache(const P& policy, const tokens_of<P>& in, output out, const options& how, const score& scores) {
+    const int64 kv_heads = larger(in.key.heads, in.value.heads);
+    shape dims{.heads = out.heads, .kv_heads = kv_heads, .key_dim = in.query.dim, .value_dim = in.value.dim, .query_heads = in.query.heads,
+               .key_heads = in.key.heads, .value_heads = in.value.heads};
+    if constexpr (takes_decay<P>) dims.gate_heads = in.decay.heads;
+    dims = resolve<Build>(dims);
+    check_extents<Build>("query", in.query, in.query.tokens, dims.query_heads, dims.key_dim);
+    check_extents<Build>("key", in.key, in.key.tokens, dims.key_heads, dims.key_dim);
+    check_extents<Build>("value", in.value, in.key.tokens, dims.value_heads, dims.value_dim);
+    check_extents<Build>("out", out, in.query.tokens, dims.heads, dims.value_dim);
+    check_written<Build>("out", out);
+    check_lse<Build>(how.lse, in.query.tokens, dims.heads);
+    require<Build>(how.key_piece >= 0, "key_piece is ", how.key_piece, ", must not be negative");
+    if constexpr (softmax_policy<P>)
+        perform_stateless<Build>(policy, dims, in, out, how, scores);
+    else
+        perform_stateless_recurrent<Build>(policy, dims, in, out, how, scores);
+}
+
+}  // namespace sash::detail
