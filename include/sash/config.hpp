@@ -23,9 +23,11 @@
 #if defined(__GNUC__)
 #define SASH_INLINE [[gnu::always_inline]] inline
 #define SASH_COLD [[gnu::cold, gnu::noinline]]
+#define SASH_MAY_ALIAS [[gnu::may_alias]]
 #else
 #define SASH_INLINE inline
 #define SASH_COLD
+#define SASH_MAY_ALIAS
 #endif
 
 namespace sash {

@@ -55,8 +55,9 @@ SASH_INLINE constexpr std::uint16_t narrow_bfloat16(float x) {
 
 }  // namespace detail
 
-/// IEEE binary16: 11 significant bits, largest finite 65504. A bit pattern with conversions.
-struct float16 {
+/// IEEE binary16: 11 significant bits, largest finite 65504. A bit pattern with conversions. It may alias
+/// other types of two bytes: a program's own half type is read through it.
+struct SASH_MAY_ALIAS float16 {
     std::uint16_t bits;
 
     float16() = default;
@@ -64,8 +65,8 @@ struct float16 {
     SASH_INLINE constexpr operator float() const { return detail::widen_float16(bits); }
 };
 
-/// bfloat16: the upper half of a float; 8 significant bits, the range of float.
-struct bfloat16 {
+/// bfloat16: the upper half of a float; 8 significant bits, the range of float. It may alias, too.
+struct SASH_MAY_ALIAS bfloat16 {
     std::uint16_t bits;
 
     bfloat16() = default;

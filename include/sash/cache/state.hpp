@@ -209,7 +209,7 @@ bool load(state_store& store, const std::byte* from, std::size_t size) {
         std::memcpy(store.base(0), store.data, static_cast<std::size_t>(store.states * store.state_floats) * sizeof(float));
     for (int64 s = 0; s < store.states; ++s) store.base_at[s] = head.length - (history ? head.logged : 0);
     store.length = head.length;
-    store.floor = history ? head.floor : head.length;
+    store.floor = head.slack == store.slack ? head.floor : head.length;
     return true;
 }
 

@@ -73,11 +73,25 @@ void begin(decode_rows<Build>& t) {
 
 namespace decode {
 
-/// Cache lines that will be wanted soon. Each step of a loop asks for as many bytes as it reads itself; what lies behind
-/// the end is what is read after it, or harmless.
+/// How far ahead of what is read memory is asked for: more than arrives during the time that one line takes, and little
+/// enough that it is still in the first cache when it is its turn.
+inline constexpr int64 ahead = 8192;
+
+/// A block is read in pieces of this many dimensions of its keys, then of its tokens' values, so that it is read nearly
+/// from end to end although the sums of a piece may not fit in the registers all at once.
+inline constexpr int64 piece_dims = 32;
+inline constexpr int piece_tokens = 16;
+
+/// Cache lines that will be wanted soon. Each step of a loop asks for as many bytes as it reads itself.
 struct prefetcher {
     const std::byte* at;
 
+    /// For a loop that begins to read `offset` bytes into the block.
+    SASH_INLINE prefetcher(const key_tile& tile, int64 block_bytes, int64 offset) {
+        const int64 target = offset + ahead;
+        if (target < block_bytes) at = tile.block + target;
+        else at = tile.next != nullptr ? tile.next + (target - block_bytes) : tile.block;
+    }
     template <int64 Bytes>
     SASH_INLINE void step() {
 #pragma GCC unroll 8
@@ -90,10 +104,11 @@ struct prefetcher {
 template <class Build>
 inline constexpr int sums = registers<Build> / 2;
 
-/// Scores for lanes [first, last) and what shares a register with them. Rows is the number of rows rounded up to a power
+/// Adds dimensions [d, last_d) to the scores of lanes [first, last) and of what shares a register with them. Rows is the number of rows rounded up to a power
 /// of two: the last row is then computed more than once, with the same result.
 template <class Build, class Element, int Rows>
-void score(const decode_rows<Build>& t, const float* query, const Element* keys, int first, int last, prefetcher& soon) {
+void score(const decode_rows<Build>& t, const float* query, const Element* keys, int64 first_d, int64 last_d, int first, int last,
+           prefetcher soon) {
     using storage = codec<Element>;
     constexpr int all = static_cast<int>(block_tokens) / lanes<Build>;
     constexpr int wide = sums<Build> / Rows < all ? sums<Build> / Rows : all;  // registers of keys
@@ -106,9 +121,10 @@ void score(const decode_rows<Build>& t, const float* query, const Element* keys,
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-            for (int w = 0; w < wide; ++w) sum[r][w] = floats(0.0f);
-        int64 d = 0;
-        for (; d + 2 <= t.key_dim; d += 2) {
+            for (int w = 0; w < wide; ++w)
+                sum[r][w] = first_d == 0 ? floats(0.0f) : load(t.weights + r * block_tokens + lane + w * lanes<Build>);
+        int64 d = first_d;
+        for (; d + 2 <= last_d; d += 2) {
             soon.step<span * 2 * int64{sizeof(Element)}>();
             typename storage::two key[wide];
 #pragma GCC unroll 8
@@ -120,7 +136,7 @@ void score(const decode_rows<Build>& t, const float* query, const Element* keys,
                 for (int w = 0; w < wide; ++w) sum[r][w] = fma(odd, key[w].second, fma(even, key[w].first, sum[r][w]));
             }
         }
-        if (d < t.key_dim)
+        if (d < last_d)
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
@@ -135,7 +151,8 @@ void score(const decode_rows<Build>& t, const float* query, const Element* keys,
 
 /// Wide registers of columns, from `column` on:  O += Σ P · V over lanes [first, last).
 template <class Build, class Element, int Rows, int Wide>
-SASH_INLINE void weigh(const decode_rows<Build>& t, const Element* values, int64 column, int first, int last, prefetcher& soon) {
+SASH_INLINE void weigh(const decode_rows<Build>& t, const Element* values, int64 column, int first, int last,
+                       prefetcher& soon) {
     using storage = codec<Element>;
     constexpr int64 bytes = Wide * lanes<Build> * int64{sizeof(Element)};  // of one value row
     const float* p[Rows];
@@ -182,7 +199,7 @@ SASH_INLINE void weigh(const decode_rows<Build>& t, const Element* values, int64
 }
 
 template <class Build, class Element, int Rows>
-void weigh(const decode_rows<Build>& t, const Element* values, int first, int last, prefetcher& soon) {
+void weigh(const decode_rows<Build>& t, const Element* values, int first, int last, prefetcher soon) {
     constexpr int most = registers<Build> == 32 ? 4 : 8;
     constexpr int wide = sums<Build> / Rows < most ? sums<Build> / Rows : most;
     constexpr int least = detail::panel_width / lanes<Build>;  // value_pitch is a multiple of so many registers
@@ -294,19 +311,25 @@ void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit
 
     const float* query = t.query + visit.frame * t.rows * t.key_dim;
     const Element* values = storage::values(tile.block, t.key_dim);
-    decode::prefetcher soon{reinterpret_cast<const std::byte*>(values)};
+    const int64 key_bytes = storage::key_bytes(t.key_dim), block_bytes = key_bytes + storage::value_bytes(t.value_dim);
     decode::with_rows(t.rows, [&](auto rows) {
-        decode::score<Build, Element, decltype(rows)::value>(t, query, storage::keys(tile.block), first, last, soon);
+        for (int64 d = 0; d < t.key_dim; d += decode::piece_dims)
+            decode::score<Build, Element, decltype(rows)::value>(
+                t, query, storage::keys(tile.block), d, detail::smaller(d + decode::piece_dims, t.key_dim), first, last,
+                decode::prefetcher(tile, block_bytes, storage::key_bytes(d)));
     });
 
     constexpr int vector = lanes<Build>;
     if (!stage.empty()) decode::apply(stage, t, visit, first / vector * vector, (last + vector - 1) / vector * vector);
     for (int r = 0; r < t.rows; ++r) decode::exponentiate(t, r, seen);
 
-    soon.at = tile.next != nullptr ? tile.next : tile.block;
     while (seen != 0) {  // runs of lanes that are seen: what is not seen is not even multiplied by zero
-        const int from = std::countr_zero(seen), to = from + std::countr_one(seen >> from);
-        decode::with_rows(t.rows, [&](auto rows) { decode::weigh<Build, Element, decltype(rows)::value>(t, values, from, to, soon); });
+        const int from = std::countr_zero(seen), run = std::countr_one(seen >> from);
+        const int to = from + (run < decode::piece_tokens ? run : decode::piece_tokens);
+        const int64 offset = key_bytes + from * storage::value_bytes(t.value_dim) / block_tokens;
+        decode::with_rows(t.rows, [&](auto rows) {
+            decode::weigh<Build, Element, decltype(rows)::value>(t, values, from, to, decode::prefetcher(tile, block_bytes, offset));
+        });
         seen = to == 64 ? 0 : seen >> to << to;
     }
 }
