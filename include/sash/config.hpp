@@ -157,7 +157,7 @@ template <class Build, class... Parts>
 
 /// Refuses unless `condition` holds.
 template <class Build, class... Parts>
-SASH_INLINE void require(bool condition, const Parts&... parts) {
+SASH_INLINE constexpr void require(bool condition, const Parts&... parts) {
     if (!condition) [[unlikely]]
         refuse<Build>(parts...);
 }

@@ -231,7 +231,7 @@ int64 stateless_first(const options& how, int64 queries, int64 keys, bool causal
 /// Keys and values are packed into blocks of scratch, those some query sees, and attended as a cache's are.
 template <class Build, class P>
 void perform_stateless(const P& policy, const shape& dims, const tokens_of<P>& in, output out, const options& how, const score& scores) {
-    validate<Build>(policy);
+    validate<Build>(policy, dims);
     const score_state state = view_of_score<Build>(policy, dims, scores);
     block_store store;
     create<Build, float>(store, policy, dims, {});

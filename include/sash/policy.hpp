@@ -18,7 +18,7 @@
 ///                                                       distance falls by 1 from key to key      (optional: false)
 ///     read_position(query, frame) -> int64              where the query stands, for rotary
 ///                                                       positions, when it reads that frame      (optional: query)
-///     validate(refuse)                                  calls refuse(parts...) on a bad value    (optional)
+///     validate(refuse) or validate(refuse, shape)       calls refuse(parts...) on a bad value    (optional)
 ///     exact_intervals                                   static constexpr bool: the intervals of
 ///                                                       ONE query are exactly what it sees, so
 ///                                                       that `sees` need not be asked            (optional: false)
@@ -225,11 +225,14 @@ inline constexpr bool exact = [] {
 
 namespace detail {
 
-/// Calls the policy's own validation, if it has one.
+/// Calls the policy's own validation, if it has one; it may take the shape as well.
 template <class Build, class P>
-void validate(const P& p) {
-    if constexpr (requires { p.validate([](const auto&...) {}); })
-        p.validate([](const auto&... parts) { refuse<Build>(parts...); });
+void validate(const P& p, const shape& s) {
+    const auto refuse_with = [](const auto&... parts) { refuse<Build>(parts...); };
+    if constexpr (requires { p.validate(refuse_with, s); })
+        p.validate(refuse_with, s);
+    else if constexpr (requires { p.validate(refuse_with); })
+        p.validate(refuse_with);
 }
 
 }  // namespace detail

@@ -104,6 +104,7 @@ struct codec {
         } else {
             constexpr int64 width = detail::panel_width;
             for (int64 d = 0; d < key_dim; d += words::value)
+#pragma GCC unroll 4
                 for (int64 i = 0; i < width; i += cpu::lanes<Build>)
                     unpack(from + key_at(d, lane + i), scratch + d * width + i, width);
             return {scratch, width};
@@ -121,6 +122,7 @@ struct codec {
         } else {
             constexpr int64 width = detail::panel_width;
             for (int64 token = first / words::value * words::value; token < last; token += words::value)
+#pragma GCC unroll 4
                 for (int64 i = 0; i < width; i += cpu::lanes<Build>)
                     unpack(from + value_at(token, column + i, pitch), scratch + token * width + i, width);
             return {scratch, width};

@@ -60,10 +60,8 @@ void create(cache_data<P, E>& c, const score& s) {
         const int64 stored = stored_heads(c.dims);
         require<Build>(stored % c.dims.key_heads == 0 && stored % c.dims.value_heads == 0, "key_heads is ", c.dims.key_heads,
                        " and value_heads ", c.dims.value_heads, ": one must divide the other");
-        validate<Build>(c.policy);
-    } else {
-        validate<Build>(c.policy, c.dims);
     }
+    validate<Build>(c.policy, c.dims);
     check_storage<Build, P>(c.options);
     c.scores = view_of_score<Build>(c.policy, c.dims, s);
     c.scratch = workspace(0, c.options.memory);
@@ -181,7 +179,7 @@ template <class Build>
 template <class Build, class P, class E>
 void change_policy(cache_data<P, E>& c, const P& p) {
     static_assert(softmax_policy<P>, "sash: the policy of a recurrent cache cannot change: its state was made with it");
-    validate<Build>(p);
+    validate<Build>(p, c.dims);
     block_store& s = c.store;
     if (s.bounded && bounds_memory<Build>(p, s.heads)) {
         const pinned_set pinned = pinned_positions<Build>(p, s.heads);

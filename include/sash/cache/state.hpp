@@ -153,9 +153,14 @@ struct saved_state {
     std::int64_t length, floor, slack, logged;
 };
 
+/// Tokens in the logs; between calls every state has the same.
+SASH_INLINE int64 logged_tokens(const state_store& store) {
+    return store.log_tokens == 0 || store.data == nullptr ? 0 : store.length - store.base_at[0];
+}
+
 template <class Build>
 std::size_t saved_bytes(const state_store& store) {
-    const int64 logged = store.log_tokens == 0 ? 0 : store.length - store.base_at[0];
+    const int64 logged = logged_tokens(store);
     const int64 floats = store.states * (store.log_tokens == 0 ? store.state_floats
                                                                 : 2 * store.state_floats + logged * store.entry_floats());
     return sizeof(saved_state) + static_cast<std::size_t>(floats) * sizeof(float);
@@ -175,7 +180,7 @@ void for_each_saved(const state_store& store, bool history, int64 length, int64 
 template <class Build>
 void save(const state_store& store, std::byte* to) {
     const bool history = store.log_tokens > 0;
-    const saved_state head{store.length, store.floor, store.slack, history ? store.length - store.base_at[0] : 0};
+    const saved_state head{store.length, store.floor, store.slack, logged_tokens(store)};
     std::memcpy(to, &head, sizeof head);
     to += sizeof head;
     for_each_saved<Build>(store, history, head.length, head.logged, [&](const float* part, int64 floats) {
@@ -191,8 +196,9 @@ bool load(state_store& store, const std::byte* from, std::size_t size) {
     saved_state head;
     if (size < sizeof head) return false;
     std::memcpy(&head, from, sizeof head);
-    constexpr int64 most = int64{1} << 40;
-    if (head.length < 0 || head.floor < 0 || head.floor > head.length || head.slack < 0 || head.slack > most) return false;
+    constexpr int64 most_slack = int64{1} << 40, most_length = int64{1} << 60;  // sums of these stay inside 64 bits
+    if (head.length < 0 || head.length > most_length || head.floor < 0 || head.floor > head.length) return false;
+    if (head.slack < 0 || head.slack > most_slack) return false;
     const int64 most_logged = head.slack > 0 ? head.slack + log_stride : 0;
     if (head.logged < 0 || head.logged > smaller(head.length, most_logged) || head.logged > static_cast<int64>(size)) return false;
     const int64 floats = store.states * (head.slack == 0 ? store.state_floats

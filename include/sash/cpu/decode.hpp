@@ -104,25 +104,35 @@ struct prefetcher {
 template <class Build>
 inline constexpr int sums = registers<Build> / 2;
 
-/// Adds dimensions [d, last_d) to the scores of lanes [first, last) and of what shares a register with them. Rows is the number of rows rounded up to a power
-/// of two: the last row is then computed more than once, with the same result.
+/// Rows are taken as many at a time as leave room for two registers of each; a number that is no power of two is rounded
+/// up to one: the last row is then computed more than once, with the same result.
+template <class Build>
+inline constexpr int most_rows = sums<Build> / 2;
+
+/// Adds dimensions [first_d, last_d) to the scores of rows [row, row + Rows), for lanes [first, last) and what shares a
+/// register with them.
 template <class Build, class Element, int Rows>
-void score(const decode_rows<Build>& t, const float* query, const Element* keys, int64 first_d, int64 last_d, int first, int last,
-           prefetcher soon) {
+void score(const decode_rows<Build>& t, int row, const float* query, const Element* keys, int64 first_d, int64 last_d, int first,
+           int last, prefetcher soon) {
     using storage = codec<Element>;
     constexpr int all = static_cast<int>(block_tokens) / lanes<Build>;
     constexpr int wide = sums<Build> / Rows < all ? sums<Build> / Rows : all;  // registers of keys
     constexpr int span = wide * lanes<Build>;
     const float* q[Rows];
+    float* to[Rows];
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) q[r] = query + (r < t.rows ? r : t.rows - 1) * t.key_dim;
+    for (int r = 0; r < Rows; ++r) {
+        const int which = row + r < t.rows ? row + r : t.rows - 1;
+        q[r] = query + which * t.key_dim;
+        to[r] = t.weights + which * block_tokens;
+    }
     for (int lane = first / span * span; lane < last; lane += span) {
         floats sum[Rows][wide];
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
             for (int w = 0; w < wide; ++w)
-                sum[r][w] = first_d == 0 ? floats(0.0f) : load(t.weights + r * block_tokens + lane + w * lanes<Build>);
+                sum[r][w] = first_d == 0 ? floats(0.0f) : load(to[r] + lane + w * lanes<Build>);
         int64 d = first_d;
         for (; d + 2 <= last_d; d += 2) {
             soon.step<span * 2 * int64{sizeof(Element)}>();
@@ -145,13 +155,13 @@ void score(const decode_rows<Build>& t, const float* query, const Element* keys,
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-            for (int w = 0; w < wide; ++w) store(t.weights + r * block_tokens + lane + w * lanes<Build>, sum[r][w]);
+            for (int w = 0; w < wide; ++w) store(to[r] + lane + w * lanes<Build>, sum[r][w]);
     }
 }
 
 /// Wide registers of columns, from `column` on:  O += Σ P · V over lanes [first, last).
 template <class Build, class Element, int Rows, int Wide>
-SASH_INLINE void weigh(const decode_rows<Build>& t, const Element* values, int64 column, int first, int last,
+SASH_INLINE void weigh(const decode_rows<Build>& t, int row, const Element* values, int64 column, int first, int last,
                        prefetcher& soon) {
     using storage = codec<Element>;
     constexpr int64 bytes = Wide * lanes<Build> * int64{sizeof(Element)};  // of one value row
@@ -160,9 +170,9 @@ SASH_INLINE void weigh(const decode_rows<Build>& t, const Element* values, int64
     floats sum[Rows][Wide];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
-        const int row = r < t.rows ? r : t.rows - 1;
-        p[r] = t.weights + row * block_tokens;
-        to[r] = t.numerator + row * t.value_pitch + column;
+        const int which = row + r < t.rows ? row + r : t.rows - 1;
+        p[r] = t.weights + which * block_tokens;
+        to[r] = t.numerator + which * t.value_pitch + column;
 #pragma GCC unroll 8
         for (int w = 0; w < Wide; ++w) sum[r][w] = load(to[r] + w * lanes<Build>);
     }
@@ -199,35 +209,33 @@ SASH_INLINE void weigh(const decode_rows<Build>& t, const Element* values, int64
 }
 
 template <class Build, class Element, int Rows>
-void weigh(const decode_rows<Build>& t, const Element* values, int first, int last, prefetcher soon) {
+void weigh(const decode_rows<Build>& t, int row, const Element* values, int first, int last, prefetcher soon) {
     constexpr int most = registers<Build> == 32 ? 4 : 8;
     constexpr int wide = sums<Build> / Rows < most ? sums<Build> / Rows : most;
     constexpr int least = detail::panel_width / lanes<Build>;  // value_pitch is a multiple of so many registers
     int64 column = 0;
     for (; column + wide * lanes<Build> <= t.value_pitch; column += wide * lanes<Build>)
-        weigh<Build, Element, Rows, wide>(t, values, column, first, last, soon);
+        weigh<Build, Element, Rows, wide>(t, row, values, column, first, last, soon);
     if constexpr (wide > least)
         for (; column < t.value_pitch; column += least * lanes<Build>)
-            weigh<Build, Element, Rows, least>(t, values, column, first, last, soon);
+            weigh<Build, Element, Rows, least>(t, row, values, column, first, last, soon);
 }
 
-/// Soft cap, ALiBi, the user's function, then to base 2, for all rows of the tile.
+/// What the stage does to the scores of lanes [first, last), whole registers of them. They are base 2 afterwards.
 template <class Build>
 void apply(const score_stage& stage, const decode_rows<Build>& t, const tile_visit& visit, int first, int last) {
-    if (stage.soft_cap != 0 || stage.alibi != nullptr) {
-        for (int r = 0; r < t.rows; ++r)
-            for (int lane = first; lane < last; lane += lanes<Build>) {
-                float* at = t.weights + r * block_tokens + lane;
-                floats x = load(at);
-                if (stage.soft_cap != 0) x = floats(stage.soft_cap) * xsimd::tanh(x * floats(1.0f / stage.soft_cap));
-                if (stage.alibi != nullptr) {
-                    const floats distance = visit.distance_table != nullptr
-                                                ? load(visit.distance_table + r * block_tokens + lane)
-                                                : floats(visit.distance[r] - static_cast<float>(lane)) - lane_index<Build>();
-                    x = x - floats(stage.alibi[t.head[r]]) * distance;
-                }
-                store(at, x);
-            }
+    const bool capped = stage.soft_cap != 0, sloped = stage.alibi != nullptr;
+    const float unit = stage.custom != nullptr ? 1.0f : log2_e;
+    for (int r = 0; (capped || sloped) && r < t.rows; ++r) {
+        const floats inverse(capped ? 1.0f / stage.soft_cap : 0.0f), cap(stage.soft_cap * unit);
+        const floats slope(sloped ? -unit * stage.alibi[t.head[r]] : 0.0f);
+        for (int lane = first; lane < last; lane += lanes<Build>) {
+            float* at = t.weights + r * block_tokens + lane;
+            floats x = load(at);
+            x = capped ? cap * tanh(x * inverse) : x * floats(unit);
+            if (sloped) x = fma(slope, key_distances<Build>(visit.distance, visit.distance_table, r, lane), x);
+            store(at, x);
+        }
     }
     if (stage.custom != nullptr)
         stage.custom->keys(stage.custom->functor, {.scores = t.weights + first,
@@ -238,11 +246,6 @@ void apply(const score_stage& stage, const decode_rows<Build>& t, const tile_vis
                                                    .head = t.head,
                                                    .distance = visit.distance,
                                                    .distance_table = visit.distance_table});
-    for (int r = 0; r < t.rows; ++r)
-        for (int lane = first; lane < last; lane += lanes<Build>) {
-            float* at = t.weights + r * block_tokens + lane;
-            store(at, load(at) * floats(log2_e));
-        }
 }
 
 template <class Build>
@@ -288,13 +291,16 @@ void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen) {
     store(t.sum + row * lanes<Build>, sum);
 }
 
-/// Calls f with the number of rows rounded up to a power of two, as a constant.
-template <class F>
-SASH_INLINE void with_rows(int rows, const F& f) {
-    if (rows > 4) f(std::integral_constant<int, 8>{});
-    else if (rows > 2) f(std::integral_constant<int, 4>{});
-    else if (rows == 2) f(std::integral_constant<int, 2>{});
-    else f(std::integral_constant<int, 1>{});
+/// Calls f(Rows, row) for rows [row, row + Rows), Rows a constant, until all rows have had their turn.
+template <class Build, class F>
+SASH_INLINE void in_groups(int rows, const F& f) {
+    for (int row = 0; row < rows; row += most_rows<Build>) {
+        const int left = rows - row;
+        if (left == 1) f(std::integral_constant<int, 1>{}, row);
+        else if (left == 2) f(std::integral_constant<int, 2>{}, row);
+        else if (left <= 4 || most_rows<Build> == 4) f(std::integral_constant<int, 4>{}, row);
+        else f(std::integral_constant<int, most_rows<Build>>{}, row);
+    }
 }
 
 }  // namespace decode
@@ -312,12 +318,13 @@ void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit
     const float* query = t.query + visit.frame * t.rows * t.key_dim;
     const Element* values = storage::values(tile.block, t.key_dim);
     const int64 key_bytes = storage::key_bytes(t.key_dim), block_bytes = key_bytes + storage::value_bytes(t.value_dim);
-    decode::with_rows(t.rows, [&](auto rows) {
-        for (int64 d = 0; d < t.key_dim; d += decode::piece_dims)
-            decode::score<Build, Element, decltype(rows)::value>(
-                t, query, storage::keys(tile.block), d, detail::smaller(d + decode::piece_dims, t.key_dim), first, last,
-                decode::prefetcher(tile, block_bytes, storage::key_bytes(d)));
-    });
+    for (int64 d = 0; d < t.key_dim; d += decode::piece_dims) {
+        const decode::prefetcher soon(tile, block_bytes, storage::key_bytes(d));
+        decode::in_groups<Build>(t.rows, [&](auto rows, int row) {
+            decode::score<Build, Element, decltype(rows)::value>(t, row, query, storage::keys(tile.block), d,
+                                                                 detail::smaller(d + decode::piece_dims, t.key_dim), first, last, soon);
+        });
+    }
 
     constexpr int vector = lanes<Build>;
     if (!stage.empty()) decode::apply(stage, t, visit, first / vector * vector, (last + vector - 1) / vector * vector);
@@ -326,9 +333,9 @@ void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit
     while (seen != 0) {  // runs of lanes that are seen: what is not seen is not even multiplied by zero
         const int from = std::countr_zero(seen), run = std::countr_one(seen >> from);
         const int to = from + (run < decode::piece_tokens ? run : decode::piece_tokens);
-        const int64 offset = key_bytes + from * storage::value_bytes(t.value_dim) / block_tokens;
-        decode::with_rows(t.rows, [&](auto rows) {
-            decode::weigh<Build, Element, decltype(rows)::value>(t, values, from, to, decode::prefetcher(tile, block_bytes, offset));
+        const decode::prefetcher soon(tile, block_bytes, key_bytes + from * storage::value_bytes(t.value_dim) / block_tokens);
+        decode::in_groups<Build>(t.rows, [&](auto rows, int row) {
+            decode::weigh<Build, Element, decltype(rows)::value>(t, row, values, from, to, soon);
         });
         seen = to == 64 ? 0 : seen >> to << to;
     }

@@ -111,15 +111,15 @@ struct strip {
     int first, last;      // lanes of the block
 };
 
-/// Rows of the tile of sums held in registers: 8 × 3 registers and a few operands of 32; 4 × 3 of 16.
-template <class Build>
-inline constexpr int tile_height = registers<Build> == 32 ? 8 : 4;
+/// Rows of the tile of sums held in registers: 8 × 3 registers and a few operands of 32; 4 × 3 of 16, but 8 × 1.
+template <class Build, int Vectors>
+inline constexpr int tile_height = registers<Build> == 32 || Vectors == 1 ? 8 : 4;
 
 /// c[j][i] (+)= Σ_t a[t][j] · b[t][i]   for j < height (a multiple of 8) and i < Vectors · lanes.
 /// Rows of a are a_pitch floats apart, rows of b and c the capacity of a query tile. Summed in the order of t.
 template <class Build, int Vectors>
 void multiply(float* c, const float* a, int64 a_pitch, const float* b, int64 terms, int64 height, bool accumulate) {
-    constexpr int high = tile_height<Build>;
+    constexpr int high = tile_height<Build, Vectors>;
     constexpr int64 pitch = query_tile<Build>::capacity;
     for (int64 j0 = 0; j0 < height; j0 += high, a += high, c += high * pitch) {
         floats sum[high][Vectors];  // the unroll pragmas keep it in registers: g++ 12 spills it at every step without them
@@ -188,46 +188,45 @@ void multiply_seen(float* c, const float* a, int64 a_pitch, const float* b, cons
     }
 }
 
-/// Soft cap, ALiBi, the user's function, then to base 2, for the scores of one strip.
+/// Soft cap and ALiBi of one strip; times `unit`, which brings the scores to base 2 if nothing is to follow.
+template <class Build>
+void cap_and_slope(const score_stage& stage, const query_tile<Build>& tile, const tile_visit& visit, const strip& s, float unit) {
+    constexpr int64 pitch = query_tile<Build>::capacity;
+    const bool capped = stage.soft_cap != 0, sloped = stage.alibi != nullptr;
+    const floats inverse(capped ? 1.0f / stage.soft_cap : 0.0f), cap(stage.soft_cap * unit);
+    for (int row = s.column; row < s.column + s.vectors * lanes<Build>; row += lanes<Build>) {
+        const row_distances<Build> distance(visit.distance, visit.distance_table, row, tile.rows, pitch);
+        alignas(64) float slope[floats::size] = {};
+        for (int i = 0; sloped && i < lanes<Build> && row + i < tile.rows; ++i) slope[i] = -unit * stage.alibi[tile.head[row + i]];
+        const floats slopes = load(slope);
+        for (int lane = s.first; lane < s.last; ++lane) {
+            float* at = tile.weights + lane * pitch + row;
+            floats x = load(at);
+            x = capped ? cap * tanh(x * inverse) : x * floats(unit);
+            if (sloped) x = fma(slopes, distance.to(lane), x);
+            store(at, x);
+        }
+    }
+}
+
+/// What the stage does to the scores of one strip, which are base 2 afterwards.
 template <class Build>
 void apply(const score_stage& stage, const query_tile<Build>& tile, const tile_visit& visit, const strip& s) {
     constexpr int64 pitch = query_tile<Build>::capacity;
-    float* scores = tile.weights + s.first * pitch + s.column;
-    const int end = s.column + s.vectors * lanes<Build>;
-    if (stage.soft_cap != 0 || stage.alibi != nullptr) {
-        const floats cap(stage.soft_cap), inverse(1.0f / stage.soft_cap);
-        for (int row = s.column; row < end; row += lanes<Build>) {
-            const row_distances<Build> distance(visit.distance, visit.distance_table, row, tile.rows, pitch);
-            alignas(64) float slope[floats::size] = {};
-            if (stage.alibi != nullptr)
-                for (int i = 0; i < lanes<Build> && row + i < tile.rows; ++i) slope[i] = stage.alibi[tile.head[row + i]];
-            const floats slopes = floats::load_aligned(slope);
-            for (int lane = s.first; lane < s.last; ++lane) {
-                float* at = tile.weights + lane * pitch + row;
-                floats x = load(at);
-                if (stage.soft_cap != 0) x = cap * xsimd::tanh(x * inverse);
-                if (stage.alibi != nullptr) x = x - slopes * distance.to(lane);
-                store(at, x);
-            }
-        }
-    }
+    if (stage.soft_cap != 0 || stage.alibi != nullptr)
+        cap_and_slope(stage, tile, visit, s, stage.custom != nullptr ? 1.0f : log2_e);
     if (stage.custom != nullptr) {
-        const int rows = static_cast<int>(detail::smaller(end, tile.rows)) - s.column;
         const auto from = [&](auto* array) { return array != nullptr ? array + s.column : nullptr; };
-        stage.custom->rows(stage.custom->functor, {.scores = scores,
+        const int64 rows = detail::smaller(s.vectors * lanes<Build>, tile.rows - s.column);
+        stage.custom->rows(stage.custom->functor, {.scores = tile.weights + s.first * pitch + s.column,
                                                    .keys = s.last - s.first,
-                                                   .rows = rows,
+                                                   .rows = static_cast<std::int32_t>(rows),
                                                    .pitch = static_cast<std::int32_t>(pitch),
                                                    .first_lane = s.first,
                                                    .head = from(tile.head),
                                                    .distance = from(visit.distance),
                                                    .distance_table = from(visit.distance_table)});
     }
-    for (int lane = s.first; lane < s.last; ++lane)
-        for (int row = s.column; row < end; row += lanes<Build>) {
-            float* at = tile.weights + lane * pitch + row;
-            store(at, load(at) * floats(log2_e));
-        }
 }
 
 /// Multiplies what the rows of one register have gathered by `factor`.
@@ -247,7 +246,15 @@ void exponentiate(query_tile<Build>& tile, int column, int first, int last) {
     constexpr int64 pitch = query_tile<Build>::capacity;
     float* scores = tile.weights + column;
     floats top(minus_infinity());
-    for (int lane = first; lane < last; ++lane) top = cpu::maximum(load(scores + lane * pitch), top);
+    {
+        floats tops[4] = {top, top, top, top};  // four chains: one would wait for itself at every lane
+        int lane = first;
+        for (; lane + 4 <= last; lane += 4)
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) tops[i] = cpu::maximum(load(scores + (lane + i) * pitch), tops[i]);
+        for (; lane < last; ++lane) tops[0] = cpu::maximum(load(scores + lane * pitch), tops[0]);
+        top = cpu::maximum(cpu::maximum(tops[0], tops[1]), cpu::maximum(tops[2], tops[3]));
+    }
     store(tile.peak + column, cpu::maximum(top, load(tile.peak + column)));
 
     floats base = load(tile.maximum + column);
@@ -260,6 +267,7 @@ void exponentiate(query_tile<Build>& tile, int column, int first, int last) {
     }
     base = select(is_minus_infinity(base), floats(0.0f), base);  // nothing seen: -inf - 0, never -inf - -inf
     floats sum(0.0f);
+#pragma GCC unroll 4
     for (int lane = first; lane < last; ++lane) {
         const floats weight = exp2(load(scores + lane * pitch) - base);
         store(scores + lane * pitch, weight);
@@ -295,8 +303,7 @@ template <class Build, class Element>
 void absorb(query_tile<Build>& tile, const key_tile& keys, const tile_visit& visit, const score_stage& stage) {
     using storage = codec<Element>;
     constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
-    constexpr int high = prefill::tile_height<Build>;
-    prefill::strip strips[query_tile<Build>::vectors];
+      prefill::strip strips[query_tile<Build>::vectors];
     const int count = prefill::cut(tile, keys, visit, strips);
 
     const float* query = tile.query + visit.frame * tile.key_dim * pitch;
@@ -304,7 +311,7 @@ void absorb(query_tile<Build>& tile, const key_tile& keys, const tile_visit& vis
         const auto panel = storage::template key_panel<Build>(keys.block, lane, tile.key_dim, tile.panel);
         for (int i = 0; i < count; ++i) {  // lanes outside the strip may be scored too; they are not read
             const prefill::strip& s = strips[i];
-            const int64 from = detail::larger(s.first / high * high, lane), to = detail::smaller(s.last, lane + width);
+            const int64 from = detail::larger(s.first / 8 * 8, lane), to = detail::smaller(s.last, lane + width);
             if (from < to)
                 prefill::multiply<Build>(s.vectors, tile.weights + from * pitch + s.column, panel.data + (from - lane), panel.pitch,
                                         query + s.column, tile.key_dim, to - from, false);

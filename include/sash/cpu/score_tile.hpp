@@ -2,6 +2,7 @@
 /// \file
 /// What a kernel is handed: which keys, who sees them, and what happens to a score. Kernels know neither policies nor
 /// caches. Also the place where a user's score function meets the lanes of a register.
+#include <sash/cache/codec.hpp>
 #include <sash/cpu/exp.hpp>
 #include <sash/score.hpp>
 
@@ -80,12 +81,12 @@ SASH_INLINE floats lane_index() {
     return load(index);
 }
 
-/// Distances of one register of rows to the lanes of a block. Rows past the last one count as row 0.
+/// Distances of one register of rows to the lanes of a block. Nothing is read past the last row.
 template <class Build>
 struct row_distances {
     floats to_lane_0;
     const float* table = nullptr;
-    int64 pitch = 0;
+    int64 pitch;
 
     SASH_INLINE row_distances(const float* distance, const float* distance_table, int64 row, int64 rows, int64 table_pitch)
         : to_lane_0(0.0f), pitch(table_pitch) {
@@ -94,7 +95,7 @@ struct row_distances {
         } else if (distance != nullptr) {
             alignas(64) float value[floats::size] = {};
             for (int64 i = 0; i < lanes<Build> && row + i < rows; ++i) value[i] = distance[row + i];
-            to_lane_0 = floats::load_aligned(value);
+            to_lane_0 = load(value);
         }
     }
     SASH_INLINE floats to(int64 lane) const {
@@ -102,37 +103,42 @@ struct row_distances {
     }
 };
 
-/// Applies F to a tile whose lanes are rows. Whole registers of rows are rewritten, those past the last row too.
+/// Distances of one row to the keys in lanes [lane, lane + lanes) of a block.
+template <class Build>
+SASH_INLINE floats key_distances(const float* distance, const float* distance_table, int64 row, int64 lane) {
+    if (distance_table != nullptr) return load(distance_table + row * block_tokens + lane);
+    if (distance == nullptr) return floats(0.0f);
+    return floats(distance[row] - static_cast<float>(lane)) - lane_index<Build>();
+}
+
+/// Applies F to a tile whose lanes are rows, then brings the scores to base 2. Whole registers of rows are rewritten,
+/// those past the last row too.
 template <class Build, class F>
 void score_rows(const void* functor, const score_tile& tile) {
     const F& f = *static_cast<const F*>(functor);
     for (int64 row = 0; row < tile.rows; row += lanes<Build>) {
         std::int32_t head[floats::size] = {};
-        for (int64 i = 0; i < lanes<Build> && row + i < tile.rows; ++i) head[i] = tile.head != nullptr ? tile.head[row + i] : 0;
+        for (int64 i = 0; tile.head != nullptr && i < lanes<Build> && row + i < tile.rows; ++i) head[i] = tile.head[row + i];
         const row_distances<Build> distance(tile.distance, tile.distance_table, row, tile.rows, tile.pitch);
         row_site<Build> site(head);
         float* scores = tile.scores + row;
         for (int64 key = 0; key < tile.keys; ++key, scores += tile.pitch) {
             site.distance_ = distance.to(tile.first_lane + key);
-            store(scores, f(load(scores), site));
+            store(scores, f(load(scores), site) * floats(log2_e));
         }
     }
 }
 
-/// Applies F to a tile whose lanes are keys. Whole registers of keys are rewritten.
+/// Applies F to a tile whose lanes are keys, then brings the scores to base 2. Whole registers of keys are rewritten.
 template <class Build, class F>
 void score_keys(const void* functor, const score_tile& tile) {
     const F& f = *static_cast<const F*>(functor);
     for (int64 row = 0; row < tile.rows; ++row) {
         key_site<Build> site{floats(0.0f), tile.head != nullptr ? tile.head[row] : 0};
         for (int64 key = 0; key < tile.keys; key += lanes<Build>) {
-            const int64 lane = tile.first_lane + key;
-            if (tile.distance_table != nullptr)
-                site.distance_ = load(tile.distance_table + row * tile.pitch + lane);
-            else if (tile.distance != nullptr)
-                site.distance_ = floats(tile.distance[row] - static_cast<float>(lane)) - lane_index<Build>();
+            site.distance_ = key_distances<Build>(tile.distance, tile.distance_table, row, tile.first_lane + key);
             float* scores = tile.scores + row * tile.pitch + key;
-            store(scores, f(load(scores), site));
+            store(scores, f(load(scores), site) * floats(log2_e));
         }
     }
 }

@@ -15,9 +15,6 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <xsimd/xsimd.hpp>
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
 
 #include <bit>
 
@@ -243,3 +240,7 @@ SASH_INLINE void transpose_4x4(const float* row0, const float* row1, const float
 }
 
 }  // namespace sash::cpu
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif

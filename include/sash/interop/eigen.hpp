@@ -13,7 +13,14 @@
 /// Where columns are tokens, pass `matrix.transpose()`. A single token is a row vector.
 #include <sash/view.hpp>
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns of its own AVX-512 header
+#endif
 #include <Eigen/Core>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 
 #include <type_traits>
 #include <utility>
