@@ -122,8 +122,9 @@ namespace detail {
 /// A message put together from text and numbers without a heap: it is made on the cold path only.
 struct message {
     char text[384];
-    std::size_t length = 0;
+    std::size_t length;
 
+    SASH_INLINE message() : length(0) {}
     SASH_INLINE void add(const char* s) { add(s, std::strlen(s)); }
     SASH_INLINE void add(int64 n) {
         char digits[24];

@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// Decays: how fast a state forgets. A decay g is the natural logarithm of the factor alpha = exp(g) that the state is multiplied by
-/// before a token is written; so g <= 0 always, 0 forgets nothing, -inf everything.
+/// Decays: how fast a state forgets. A decay g is the natural logarithm of the factor alpha = exp(g) that the state
+/// is multiplied by before a token is written; so g <= 0 always, 0 forgets nothing, -inf everything.
 ///
 /// A decay is a small trivially copyable struct; it says with `needs_input` whether a token brings `.decay`.
 #include <sash/view.hpp>
@@ -32,8 +32,9 @@ SASH_INLINE constexpr float decay_at(const input& decay, int64 token, int64 head
     }
 }
 
-/// Refuses a decay above 0 (a factor above 1, or a factor given where its logarithm is due) and NaN, before anything is written.
-/// Bits are looked at, not values: a compiler told that there is no NaN must not drop the check. Cost O(tokens · gate_heads).
+/// Refuses a decay above 0 (a factor above 1, or a factor given where its logarithm is due) and NaN, before anything
+/// is written. Bits are looked at, not values: a compiler told that there is no NaN must not drop the check. Cost
+/// O(tokens · gate_heads).
 template <class Build>
 void check_decay(const input& decay) {
     for (int64 t = 0; t < decay.tokens; ++t)

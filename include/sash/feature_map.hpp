@@ -2,17 +2,20 @@
 /// \file
 /// Feature maps: phi, with which linear attention writes a weight as a product, exp(q·k) ~ phi(q)·phi(k).
 ///
-/// A feature map is a small trivially copyable struct of constexpr functions. Yours is as good as these. It has one of two forms:
+/// A feature map is a small trivially copyable struct of constexpr functions; yours is as good as these. It has one of
+/// two forms. Number by number, with as many features as dims:
 ///
-///     template <class N> constexpr N operator()(N x) const            number by number: as many features as dims. N is double in
-///                                                                     the reference, a SIMD batch on the CPU, float elsewhere:
-///                                                                     call exp, select … unqualified, after `using std::exp;`
+///     template <class N> constexpr N operator()(N x) const
 ///
-///     constexpr int64 width(int64 dim) const                          row by row: the width of phi;
+/// N is double in the reference, a SIMD batch on the CPU, float elsewhere; so exp, select … are called unqualified,
+/// after `using std::exp;` and `using sash::select;`. Or row by row:
+///
+///     constexpr int64 width(int64 dim) const                          features of a row of `dim` numbers
 ///     template <class N> constexpr void query(int64 map_head, const N* x, int64 dim, N* phi) const
-///     template <class N> constexpr void key  (int64 map_head, const N* x, int64 dim, N* phi) const
+///     template <class N> constexpr void key(int64 map_head, const N* x, int64 dim, N* phi) const
 ///                                                                     x is [dim], phi is [width]; they do not overlap
-///     constexpr int64 query_heads(int64 dim) const, key_heads(…)      different maps there are, one a group of heads (optional: 1)
+///     constexpr int64 query_heads(int64 dim) const                    how many different maps there are, each for
+///     constexpr int64 key_heads(int64 dim) const                      a group of heads (optional: 1)
 ///
 /// and, in both forms,
 ///
@@ -49,8 +52,8 @@ struct elu_plus_one {
     friend constexpr bool operator==(const elu_plus_one&, const elu_plus_one&) = default;
 };
 
-/// phi(x) = max(x, 0). A query may have no feature at all; its row is then 0. (T2R, Kasai et al. 2021, applies a learned
-/// affine map first; it can be folded into the projections of query and key.)
+/// phi(x) = max(x, 0). A query may have no feature at all; its row is then 0. (T2R, Kasai et al. 2021, applies a
+/// learned affine map first; it can be folded into the projections of query and key.)
 struct relu {
     static constexpr bool non_negative = true;
 
@@ -80,10 +83,11 @@ enum class hedgehog_form : int {
 
 /// A learned map: z = W_h x (+ b_h), then phi of 2 · features numbers, none negative.
 ///
-/// Matrices are [map_heads, dim, features] (entry (c, j) takes input c to z_j), biases [map_heads, features], contiguous, fp32. There
-/// may be one for all heads, one a key head, or one a query head; output head h uses map head h / (heads / map_heads). With one key
-/// matrix a query head each query head needs a state of its own. They are views: the memory must outlive the cache. Without
-/// matrices W is the identity. Rotary positions, where there are any, come before the map.
+/// Matrices are [map_heads, dim, features] (entry (c, j) takes input c to z_j), biases [map_heads, features],
+/// contiguous, fp32. There may be one for all heads, one a key head, or one a query head; output head h uses map head
+/// h / (heads / map_heads). With one key matrix a query head each query head needs a state of its own. They are
+/// views: the memory must outlive the cache. Without matrices W is the identity. Rotary positions, where there are
+/// any, come before the map.
 /// Source: Zhang et al. 2024, "The hedgehog & the porcupine"; Zhang et al. 2024, "LoLCATs".
 struct hedgehog {
     hedgehog_form form = hedgehog_form::h3;
@@ -131,7 +135,8 @@ struct hedgehog {
         constexpr int64 most = int64{1} << 20;
         if (features < 0 || features > most) refuse("hedgehog features are ", features, ", must be 0 to ", most);
         if (query_weights.empty() != key_weights.empty())
-            refuse("hedgehog has weights for ", query_weights.empty() ? "keys" : "queries", " only; give both, or neither for the identity");
+            refuse("hedgehog has weights for ", query_weights.empty() ? "keys" : "queries",
+                   " only; give both, or neither for the identity");
         if (query_weights.empty() && half(s.key_dim) != s.key_dim)
             refuse("hedgehog features are ", features, " without weights, must be 0 or key_dim, which is ", s.key_dim);
         check_map(refuse, "query", query_weights, query_biases, s);
@@ -142,8 +147,8 @@ private:
     SASH_INLINE constexpr int64 heads_of(std::span<const float> weights, int64 dim) const {
         return weights.empty() ? 1 : static_cast<int64>(weights.size()) / (dim * half(dim));
     }
-    SASH_INLINE constexpr affine affine_of(std::span<const float> weights, std::span<const float> biases, int64 map_head,
-                                           int64 dim) const {
+    SASH_INLINE constexpr affine affine_of(std::span<const float> weights, std::span<const float> biases,
+                                           int64 map_head, int64 dim) const {
         return {weights.empty() ? nullptr : weights.data() + map_head * dim * half(dim),
                 biases.empty() ? nullptr : biases.data() + map_head * half(dim)};
     }
@@ -187,16 +192,18 @@ private:
     }
 
     template <class Refuse>
-    constexpr void check_map(Refuse&& refuse, const char* name, std::span<const float> weights, std::span<const float> biases,
-                             const shape& s) const {
+    constexpr void check_map(Refuse&& refuse, const char* name, std::span<const float> weights,
+                             std::span<const float> biases, const shape& s) const {
         const int64 f = half(s.key_dim), matrix = s.key_dim * f;
         const int64 map_heads = heads_of(weights, s.key_dim);
         if (map_heads < 1 || static_cast<int64>(weights.size()) % matrix != 0)
-            refuse("hedgehog ", name, "_weights hold ", weights.size(), " numbers, must be a multiple of key_dim x features, which is ", matrix);
+            refuse("hedgehog ", name, "_weights hold ", weights.size(),
+                   " numbers, must be a multiple of key_dim x features, which is ", matrix);
         else if (s.heads % map_heads != 0)
             refuse("hedgehog ", name, "_weights are for ", map_heads, " heads, must divide heads, which is ", s.heads);
         if (!biases.empty() && static_cast<int64>(biases.size()) != map_heads * f)
-            refuse("hedgehog ", name, "_biases hold ", biases.size(), " numbers, must be heads x features, which is ", map_heads * f);
+            refuse("hedgehog ", name, "_biases hold ", biases.size(), " numbers, must be heads x features, which is ",
+                   map_heads * f);
     }
 };
 

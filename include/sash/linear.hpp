@@ -15,19 +15,22 @@ struct additive {};
 /// What a read is divided by: phi(q)·z with z = sum of the decayed phi(k); an ordinary weighted mean of values.
 struct sum {};
 
-/// Nothing: the read is multiplied by the scale, 1 / sqrt(key_dim) unless the scores say otherwise. (A norm over the head usually
-/// follows in such models; it is no part of attention.)
+/// Nothing: the read is multiplied by the scale, 1 / sqrt(key_dim) unless the scores say otherwise. (A norm over the
+/// head usually follows in such models; it is no part of attention.)
 struct no_normaliser {};
 
-/// Linear attention with a feature map phi. For each head a state S [features, value_dim] in fp32 and, with a normaliser, z [features]:
+/// Linear attention with a feature map phi. For each head a state S [features, value_dim] in fp32 and, with a
+/// normaliser, z [features]:
 ///
 ///     S_t = exp(g_t) S_{t-1} + phi(k_t) v_t^T          z_t = exp(g_t) z_{t-1} + phi(k_t)
 ///     out_t = S_t^T phi(q_t) / (z_t · phi(q_t))        or, with no_normaliser,  scale · S_t^T phi(q_t)
 ///
-/// The token itself is written before it is read. lse is log(z·phi(q)); without a normaliser there is none. A read of an empty state,
-/// and one whose denominator is 0, gives 0 and -inf. Memory is constant; work per token is O(features · value_dim) a head.
+/// The token itself is written before it is read. lse is log(z·phi(q)); without a normaliser there is none. Where the
+/// denominator is 0, as in an empty state, the row is 0 and its lse -inf. A NaN that is written stays for ever: a state
+/// cannot forget it. Memory is constant; the work of a token is features · value_dim for each state and each head.
 ///
-/// There are as many states as the largest of key, value, gate and key map heads; output head h reads state h / (heads / states).
+/// There are as many states as the largest of key, value, gate and key map heads; output head h reads state
+/// h / (heads / states).
 ///
 ///     linear{}                                   elu + 1, nothing forgotten, normalised: Katharopoulos et al. 2020
 ///     linear<hedgehog>{.map = {…}}               a learned map
@@ -39,8 +42,9 @@ struct linear {
     FeatureMap map = {};
     Decay decay = {};
 
-    static_assert(ask::feature_map<FeatureMap>,
-                  "sash: a feature map is trivially copyable and has operator()(N) or width, query and key: see feature_map.hpp");
+    static_assert(
+        ask::feature_map<FeatureMap>,
+        "sash: a feature map is trivially copyable and has operator()(N) or width, query and key: see feature_map.hpp");
     static_assert(requires { { Decay::needs_input } -> std::convertible_to<bool>; },
                   "sash: the second argument of linear is a decay: no_decay or per_head_and_token");
     static_assert(std::is_same_v<Update, additive>, "sash: the third argument of linear is an update: additive");
@@ -56,7 +60,8 @@ struct linear {
     /// Rows of a state.
     SASH_INLINE constexpr int64 features(int64 key_dim) const { return ask::width(map, key_dim); }
 
-    /// States of a resolved shape: the least number that every operand's heads divide, so the largest of them where it does.
+    /// States of a resolved shape: the least number that every operand's heads divide (so the largest, if all divide
+    /// it).
     SASH_INLINE constexpr int64 states(const shape& s) const {
         int64 n = std::lcm(std::lcm(s.key_heads, s.value_heads), ask::key_map_heads(map, s.key_dim));
         if constexpr (needs_decay) n = std::lcm(n, s.gate_heads);
@@ -80,8 +85,8 @@ namespace detail {
 
 /// The heads of one layer around a recurrent state: which operand head serves which state, and who reads it.
 struct state_heads {
-    int64 states = 1;    ///< number of states
-    int64 readers = 1;   ///< output heads that read one state: state s serves [s · readers, (s + 1) · readers)
+    int64 states = 1;   ///< number of states
+    int64 readers = 1;  ///< output heads that read one state: state s serves [s · readers, (s + 1) · readers)
 
     /// The head of an operand with `count` heads that state s is written with.
     SASH_INLINE constexpr int64 of_state(int64 s, int64 count) const { return s / (states / count); }

@@ -66,6 +66,7 @@ struct array {
     int64 size = 0;
     int64 room = 0;
 
+    SASH_INLINE constexpr array() {}
     SASH_INLINE T& operator[](int64 i) { return data[i]; }
     SASH_INLINE const T& operator[](int64 i) const { return data[i]; }
     SASH_INLINE T* begin() const { return data; }
@@ -111,10 +112,11 @@ public:
     /// Bytes held.
     SASH_INLINE std::size_t bytes() const { return bytes_; }
 
-    /// At least `bytes` bytes of 64-byte aligned scratch; what was in it is gone when it had to grow.
-    SASH_INLINE std::byte* grow(std::size_t bytes) {
+    /// At least `bytes` bytes of 64-byte aligned scratch. Where it has to grow, only the first `kept` bytes stay what they were.
+    SASH_INLINE std::byte* grow(std::size_t bytes, std::size_t kept = 0) {
         if (bytes > bytes_) {
             void* larger = detail::allocate<build::here>(source_, bytes);
+            if (kept > 0) std::memcpy(larger, data_, kept);
             detail::release<build::here>(source_, data_, bytes_);
             data_ = larger;
             bytes_ = bytes;

@@ -6,9 +6,10 @@
 ///
 ///     numerator = sum_j exp(s_j - m) v_j        denominator = sum_j exp(s_j - m)        maximum = m
 ///
-/// and the output row is numerator / denominator. Scores are natural-log; m is exact. Merging is associative, and
-/// (0, 0, -inf), the partial of no key at all, is its neutral element, to the bit. Split keys, shared prefixes, sink logits and
-/// sequences spread over several machines are all merges. A linear map with a normaliser leaves the same triple, with m = 0.
+/// and the output row is numerator / denominator. Scores are natural-log; m is exact. Merging is associative. The
+/// partial of no key at all, (0, 0, -inf), is its neutral element, to the bit. Split keys, shared prefixes, sink
+/// logits and sequences spread over several machines are all merges. A linear map with a normaliser leaves the same
+/// triple, m = 0.
 /// Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, section 3.1.
 #include <sash/config.hpp>
 
@@ -20,14 +21,15 @@ namespace sash {
 
 namespace detail {
 
-/// Infinities are made and recognised by their bits: compilers told that there are none (-ffast-math) fold comparisons away.
+/// Infinities are made and recognised by their bits: compilers told that there are none (-ffast-math) fold
+/// comparisons away.
 SASH_INLINE constexpr float minus_infinity() { return std::bit_cast<float>(0xff800000u); }
 SASH_INLINE constexpr bool is_minus_infinity(float x) { return std::bit_cast<std::uint32_t>(x) == 0xff800000u; }
 
 }  // namespace detail
 
-/// exp(from - to): the factor that brings what was counted against maximum `from` to the maximum `to` >= from. Where nothing was
-/// counted (from = -inf) it is 0, never exp(-inf - -inf); it is exactly 1 where the maximum stays. NaN gives NaN.
+/// exp(from - to): the factor that brings what was counted against maximum `from` to the maximum `to` >= from. Where
+/// nothing was counted (from = -inf) it is 0, never exp(-inf - -inf). Exactly 1 where the maximum stays; NaN for NaN.
 SASH_INLINE constexpr float rescale(float from, float to) {
     if (detail::is_minus_infinity(from)) return 0;
     if (from == to) return 1;
@@ -73,8 +75,9 @@ struct partial {
         maximum = f.maximum;
     }
 
-    /// out = numerator / denominator, [value_dim]; exactly 0 where no key was seen. A sink logit is one more key without a
-    /// value: exp(sink_logit) joins the denominator, here alone, so that it counts once whatever was merged before.
+    /// out = numerator / denominator, [value_dim]; exactly 0 where no key was seen. A sink logit is one more key
+    /// without a value: exp(sink_logit) joins the denominator, here alone, so that it counts once whatever was
+    /// merged.
     SASH_INLINE constexpr void finish(std::span<float> out, float sink_logit = detail::minus_infinity()) const {
         const merge_factors f = factors_to_merge(maximum, sink_logit);
         const float mass = f.left * denominator + f.right;
@@ -87,9 +90,10 @@ struct partial {
     }
 };
 
-/// Merges a finished pair into another, in place: out and lse over some keys with `other_out` and `other_lse` over others.
-/// An empty pair is (0, -inf): merging with it changes no bit. Rows are [value_dim]; nothing is allocated.
-SASH_INLINE constexpr void merge_finished(std::span<float> out, float& lse, std::span<const float> other_out, float other_lse) {
+/// Merges a finished pair into another, in place: out and lse over some keys with `other_out` and `other_lse` over
+/// others. An empty pair is (0, -inf): merging with it changes no bit. Rows are [value_dim]; nothing is allocated.
+SASH_INLINE constexpr void merge_finished(std::span<float> out, float& lse, std::span<const float> other_out,
+                                          float other_lse) {
     if (detail::is_minus_infinity(other_lse)) return;
     const bool was_empty = detail::is_minus_infinity(lse);
     const merge_factors f = factors_to_merge(lse, other_lse);

@@ -4,6 +4,7 @@
 #include <sash/check.hpp>
 #include <sash/cpu/recurrent.hpp>
 #include <sash/cpu/softmax.hpp>
+#include <sash/full.hpp>
 
 namespace sash::detail {
 
@@ -34,25 +35,34 @@ cpu::softmax_sequence<P> sequence_of(const call<P, E>& c, verb what, bool finish
     return s;
 }
 
-/// The workspace of a call: the one given, else the cache's own where it may be changed, else one for this call.
-template <class P, class E>
-SASH_INLINE workspace& workspace_of(const options& how, const call<P, E>& first, verb what, workspace& local) {
-    if (how.workspace) return *how.workspace;
-    return what == verb::read ? local : first.cache->scratch;
-}
+/// Recurrent policies need no list of sequences; any policy names the (unused) type.
+template <class P>
+using store_policy = std::conditional_t<softmax_policy<P>, P, full>;
+
+/// Where a call works: its workspace, of which a list at the beginning (of a batch) is in use already.
+struct workplace {
+    workspace* memory;
+    std::size_t listed = 0;
+
+    /// `bytes` more bytes behind the list.
+    SASH_INLINE std::byte* grow(int64 bytes) const { return memory->grow(listed + static_cast<std::size_t>(bytes), listed) + listed; }
+    SASH_INLINE bool has(int64 bytes) const { return memory->bytes() >= listed + static_cast<std::size_t>(bytes); }
+};
 
 template <class Build, class P, class E>
-void perform_softmax(const call<P, E>* calls, int64 count, verb what, const options& how, const runner& run) {
-    workspace local(0, calls[0].cache->options.memory), list(0, calls[0].cache->options.memory);
-    cpu::softmax_sequence<P> one;
-    cpu::softmax_sequence<P>* sequences = &one;
-    if (count > 1) sequences = reinterpret_cast<cpu::softmax_sequence<P>*>(list.grow(static_cast<std::size_t>(count) * sizeof one));
-    for (int64 j = 0; j < count; ++j) ::new (static_cast<void*>(sequences + j)) cpu::softmax_sequence<P>(sequence_of<Build>(calls[j], what, how.finish));
-    const int64 bytes = cpu::workspace_for<Build, E>(sequences, count, how.key_piece, run);
-    std::byte* memory = workspace_of(how, calls[0], what, local).grow(static_cast<std::size_t>(bytes));
+void perform_softmax(const call<P, E>* calls, int64 count, verb what, const options& how, const runner& run, workplace at,
+                     cpu::softmax_sequence<P>* sequences) {
+    for (int64 j = 0; j < count; ++j)
+        ::new (static_cast<void*>(sequences + j)) cpu::softmax_sequence<P>(sequence_of<Build>(calls[j], what, how.finish));
     if (what != verb::read)
         for (int64 j = 0; j < count; ++j)
             make_room<Build>(*sequences[j].store, calls[j].cache->policy, sequences[j].key.tokens, sequences[j].piece());
+    const int64 bytes = cpu::workspace_for<Build, E>(sequences, count, how.key_piece, run);
+    const bool enough = at.has(bytes);
+    const std::ptrdiff_t listed_at = reinterpret_cast<std::byte*>(sequences) - at.memory->grow(0);
+    std::byte* memory =
+        at.grow(enough ? bytes : larger(bytes, cpu::workspace_for<Build, E>(sequences, count, how.key_piece, run, true)));
+    if (at.listed > 0) sequences = reinterpret_cast<cpu::softmax_sequence<P>*>(at.memory->grow(0) + listed_at);
     cpu::perform<Build, E>(sequences, count, how.key_piece, run, memory);
 }
 
@@ -118,10 +128,9 @@ recurrent_plan plan_recurrent(cpu::arena memory, const call<P, E>* calls, int64 
 }
 
 template <class Build, class P, class E>
-void perform_recurrent(const call<P, E>* calls, int64 count, verb what, const options& how, const runner& run) {
-    workspace local(0, calls[0].cache->options.memory);
-    const int64 bytes = plan_recurrent<Build>({}, calls, count, what, run).used;
-    std::byte* memory = workspace_of(how, calls[0], what, local).grow(static_cast<std::size_t>(bytes));
+void perform_recurrent(const call<P, E>* calls, int64 count, verb what, const runner& run, workplace at) {
+    std::byte* memory = at.grow(plan_recurrent<Build>({}, calls, count, what, run).used);
+    if (at.listed > 0) calls = reinterpret_cast<const call<P, E>*>(at.memory->grow(0));
     for (int64 j = 0; j < count; ++j) ensure_states<Build>(calls[j].cache->store);
     const recurrent_plan plan = plan_recurrent<Build>({memory}, calls, count, what, run);
     int64 tasks = 0, work = 0;
@@ -142,22 +151,22 @@ void perform_recurrent(const call<P, E>* calls, int64 count, verb what, const op
 
 // -------------------------------------------------------------------------------------------------------------- the one way in
 
-template <class Build, class P, class E>
-void perform(const call<P, E>* calls, int64 count, verb what, const options& how) {
-    if (count == 0) return;
-    require<Build>(how.key_piece >= 0, "key_piece is ", how.key_piece, ", must not be negative");
-    for (int64 j = 0; j < count; ++j) check_call<Build>(calls[j], what);
-    const runner run = how.run ? how.run : default_runner<Build>();
-    if constexpr (softmax_policy<P>)
-        perform_softmax<Build>(calls, count, what, how, run);
-    else
-        perform_recurrent<Build>(calls, count, what, how, run);
+/// The workspace of a call: the one given, else the cache's own where it may be changed, else one for this call.
+template <class P, class E>
+SASH_INLINE workspace* workspace_of(const options& how, cache_data<P, E>& first, verb what, workspace& local) {
+    if (how.workspace) return how.workspace;
+    return what == verb::read ? &local : &first.scratch;
+}
+
+template <class Build>
+runner runner_of(const options& how) {
+    return how.run ? how.run : default_runner<Build>();
 }
 
 /// Bytes of workspace that a call of `tokens` new tokens takes.
 template <class Build, class P, class E>
 std::size_t count_workspace(const cache_data<P, E>& c, int64 tokens, const options& how) {
-    const runner run = how.run ? how.run : default_runner<Build>();
+    const runner run = runner_of<Build>(how);
     tokens_of<P> in = query_alone<P>({});
     in.query.tokens = in.key.tokens = in.value.tokens = tokens;
     const call<P, E> imagined{&in, const_cast<cache_data<P, E>*>(&c), {}, {}, options::automatic};
@@ -173,16 +182,25 @@ template <class Build, class Cache>
 void perform_one(const typename Cache::tokens& tokens, Cache& cache, output out, verb what, const options& how) {
     using P = typename Cache::policy_type;
     using E = typename Cache::element_type;
-    const call<P, E> c{&tokens, &access::data(cache), out, how.lse, how.first_query};
-    perform<Build, P, E>(&c, 1, what, how);
+    cache_data<P, E>& data = access::data(cache);
+    const call<P, E> c{&tokens, &data, out, how.lse, how.first_query};
+    require<Build>(how.key_piece >= 0, "key_piece is ", how.key_piece, ", must not be negative");
+    check_call<Build>(c, what);
+    workspace local(0, data.options.memory);
+    const workplace at{workspace_of(how, data, what, local)};
+    const runner run = runner_of<Build>(how);
+    if constexpr (softmax_policy<P>) {
+        cpu::softmax_sequence<P> sequence;
+        perform_softmax<Build>(&c, 1, what, how, run, at, &sequence);
+    } else {
+        perform_recurrent<Build>(&c, 1, what, run, at);
+    }
 }
 
-/// Refuses a batch that names one cache twice: which of the two comes first would matter. A table of twice the size, by address.
+/// Refuses a batch that names one cache twice: which of the two comes first would matter. `slot` is a table by address, twice as
+/// long as the batch; it holds request numbers + 1, or 0.
 template <class Build, class Cache>
-void check_distinct(const request<Cache>* requests, int64 count) {
-    const int64 slots = int64{1} << (bits_in(count) + 1);
-    workspace memory(static_cast<std::size_t>(slots) * sizeof(int64));
-    auto* slot = reinterpret_cast<int64*>(memory.grow(0));  // request number + 1, or 0
+void check_distinct(const request<Cache>* requests, int64 count, int64* slot, int64 slots) {
     for (int64 i = 0; i < slots; ++i) slot[i] = 0;
     for (int64 i = 0; i < count; ++i) {
         fingerprint hash;
@@ -200,19 +218,35 @@ void perform_requests(request<Cache>* requests, int64 count, const options& how)
     using P = typename Cache::policy_type;
     using E = typename Cache::element_type;
     require<Build>(how.lse.empty() && how.first_query == options::automatic, "a batch takes lse in each request, and no first_query");
-    array<call<P, E>> calls;
-    struct guard {
-        array<call<P, E>>* held;
-        ~guard() { free<Build>(*held, {}); }
-    } freed{&calls};
-    reserve<Build>(calls, {}, count);
+    require<Build>(how.key_piece >= 0, "key_piece is ", how.key_piece, ", must not be negative");
+    if (count == 0) return;
+    for (int64 i = 0; i < count; ++i) require<Build>(requests[i].cache != nullptr, "request ", i, " has no cache");
+
+    workspace unused;
+    workplace at{workspace_of(how, access::data(*requests[0].cache), verb::attend, unused)};
+    const int64 slots = int64{1} << (bits_in(count) + 1);
+    const auto lay_out = [&](cpu::arena memory, call<P, E>*& calls, cpu::softmax_sequence<store_policy<P>>*& sequences, int64*& slot) {
+        calls = memory.take<call<P, E>>(count);
+        sequences = memory.take<cpu::softmax_sequence<store_policy<P>>>(count);
+        slot = memory.take<int64>(slots);
+        return static_cast<std::size_t>(memory.used);
+    };
+    call<P, E>* calls = nullptr;
+    cpu::softmax_sequence<store_policy<P>>* sequences = nullptr;
+    int64* slot = nullptr;
+    at.listed = lay_out({}, calls, sequences, slot);
+    lay_out({at.memory->grow(at.listed)}, calls, sequences, slot);
+    check_distinct<Build>(requests, count, slot, slots);
     for (int64 i = 0; i < count; ++i) {
         request<Cache>& r = requests[i];
-        require<Build>(r.cache != nullptr, "request ", i, " has no cache");
-        calls.data[calls.size++] = {&r.tokens, &access::data(*r.cache), r.out, r.lse, options::automatic};
+        ::new (static_cast<void*>(calls + i)) call<P, E>{&r.tokens, &access::data(*r.cache), r.out, r.lse, options::automatic};
+        check_call<Build>(calls[i], verb::attend);
     }
-    check_distinct<Build>(requests, count);
-    perform<Build, P, E>(calls.data, count, verb::attend, how);
+    const runner run = runner_of<Build>(how);
+    if constexpr (softmax_policy<P>)
+        perform_softmax<Build>(calls, count, verb::attend, how, run, at, sequences);
+    else
+        perform_recurrent<Build>(calls, count, verb::attend, run, at);
 }
 
 // ------------------------------------------------------------------------------------------------------------ without a cache
@@ -255,7 +289,7 @@ void perform_stateless(const P& policy, const shape& dims, const tokens_of<P>& i
     s.value = in.value;
     s.only_visible = s.writes = true;
 
-    const runner run = how.run ? how.run : default_runner<Build>();
+    const runner run = runner_of<Build>(how);
     const int64 block_bytes = store.heads * store.ring_blocks * store.block_bytes;
     const int64 scratch_bytes = cpu::workspace_for<Build, float>(&s, 1, how.key_piece, run);
     workspace local;

@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// Every policy as the textbook writes it, in double, over the whole history, with Eigen: the oracle of the tests and the
-/// text to read first. Nothing here is fast. Nothing here knows tiles, caches, runs or intervals.
+/// Every policy as the textbook writes it, in double, over the whole history, with Eigen: the oracle of the tests and
+/// the text to read first. Nothing here is fast. Nothing here knows tiles, caches, runs or intervals.
 ///
 /// One output row, for query i of one head, over the keys j that it sees:
 ///
@@ -11,11 +11,16 @@
 ///
 /// Keys that i does not see do not enter, whatever their bits. A row that sees nothing is 0, and its lse is -inf.
 ///
-/// Linear attention is written here without a state, in its quadratic form: weights of keys, as above, with another weight.
+/// Linear attention is written here without a state, in its quadratic form: a sum over keys too, with another weight.
 #include <sash/linear.hpp>
 #include <sash/policy.hpp>
 #include <sash/score.hpp>
 #include <sash/view.hpp>
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns of its own AVX-512 header
+#endif
 
 #include <Eigen/Core>
 
@@ -73,6 +78,12 @@ matrix rounded_to(scalar stored, const matrix& m) {
     });
 }
 
+/// The head of an operand with `count` heads that output head h uses.
+template <class Build = build::here>
+int64 head_for(const shape& s, int64 h, int64 count) {
+    return h / (s.heads / count);
+}
+
 /// Refuses operands that do not have the shape's heads and widths.
 template <class Build = build::here>
 void check_operand(const char* name, const input& x, int64 heads, int64 dim, int64 tokens) {
@@ -120,8 +131,8 @@ int64 standing(const P& policy, int64 i, int64 j, int64 kv_head) {
     if constexpr (ask::frames<P> == 1) {
         return i;
     } else {
-        static_assert(ask::has_distance<P>,
-                      "sash: a policy with several rotary frames needs a distance(query, key), which says where the query stands");
+        static_assert(ask::has_distance<P>, "sash: a policy with several rotary frames needs a distance(query, key): "
+                                            "it says where the query stands");
         return j + ask::distance(policy, i, j, kv_head);
     }
 }
@@ -146,21 +157,23 @@ double scored(double dot, const score& options, double scale, int64 head, int64 
     if (options.soft_cap > 0) s = options.soft_cap * std::tanh(s / options.soft_cap);
     if (!options.alibi.empty()) s -= double{options.alibi[static_cast<std::size_t>(head)]} * double(distance);
     if (options.custom)
-        s = double{options.custom.one(options.custom.functor, static_cast<float>(s), {static_cast<float>(distance), head})};
+        s = double{
+            options.custom.one(options.custom.functor, static_cast<float>(s), {static_cast<float>(distance), head})};
     return s;
 }
 
 /// One head of one query: s_j for the keys it sees.
 template <class Build = build::here, softmax_policy P>
-vector scores_of(const P& policy, const vector& q, const matrix& keys, const std::vector<int64>& seen, const score& options,
-                 double scale, int64 i, int64 head, int64 kv_head) {
+vector scores_of(const P& policy, const vector& q, const matrix& keys, const std::vector<int64>& seen,
+                 const score& options, double scale, int64 i, int64 head, int64 kv_head) {
     vector s(static_cast<Eigen::Index>(seen.size()));
     vector turned_q = q;
     int64 stood = -1;
     for (Eigen::Index n = 0; n < s.size(); ++n) {
         const int64 j = seen[static_cast<std::size_t>(n)];
         const int64 stands = standing<Build>(policy, i, j, kv_head);
-        if (!options.rotary.frequencies.empty() && stands != stood) turned_q = turned_query<Build>(q, options.rotary, i, stands);
+        if (!options.rotary.frequencies.empty() && stands != stood)
+            turned_q = turned_query<Build>(q, options.rotary, i, stands);
         stood = stands;
         s(n) = scored<Build>(keys.row(j).dot(turned_q), options, scale, head, ask::distance(policy, i, j, kv_head));
     }
@@ -199,9 +212,10 @@ vector weighted_sum(const vector& p, const matrix& values, const std::vector<int
 
 /// Softmax attention under any policy, by the definition.
 ///
-/// Query t stands at position first_query + t (default: the queries are the last ones); key j stands at position j. Output
-/// head h reads query head h / (heads / query_heads), and key and value heads likewise. `stored` rounds keys and values
-/// first, as a cache of that element type does. Cost O(heads · tokens · keys · dim); allocates as it likes.
+/// Query t stands at position first_query + t (default: the queries are the last ones); key j stands at position j.
+/// Output head h reads query head h / (heads / query_heads), and key and value heads likewise. `stored` rounds keys
+/// and values first, as a cache of that element type does. Cost O(heads · tokens · keys · dim); allocates as it
+/// likes.
 template <class Build = build::here, softmax_policy P>
 result attend(const P& policy, const shape& dims, const input& query, const input& key, const input& value,
               const score& options = {}, int64 first_query = -1, scalar stored = scalar::f32) {
@@ -216,15 +230,18 @@ result attend(const P& policy, const shape& dims, const input& query, const inpu
     r.out.resize(static_cast<std::size_t>(query.tokens * s.heads * s.value_dim));
     r.lse.resize(static_cast<std::size_t>(query.tokens * s.heads));
     for (int64 h = 0; h < s.heads; ++h) {
-        const int64 kv_head = h / (s.heads / detail::stored_heads(s));
-        const matrix q = head_of<Build>(query, h / (s.heads / s.query_heads));
-        const matrix k = rounded_to<Build>(stored, turned_keys<Build>(head_of<Build>(key, h / (s.heads / s.key_heads)), options.rotary));
-        const matrix v = rounded_to<Build>(stored, head_of<Build>(value, h / (s.heads / s.value_heads)));
-        const double sink = options.sink_logits.empty() ? -infinity : double{options.sink_logits[static_cast<std::size_t>(h)]};
+        const int64 kv_head = head_for<Build>(s, h, detail::stored_heads(s));
+        const matrix q = head_of<Build>(query, head_for<Build>(s, h, s.query_heads));
+        const matrix raw_k = head_of<Build>(key, head_for<Build>(s, h, s.key_heads));
+        const matrix k = rounded_to<Build>(stored, turned_keys<Build>(raw_k, options.rotary));
+        const matrix v = rounded_to<Build>(stored, head_of<Build>(value, head_for<Build>(s, h, s.value_heads)));
+        const bool has_sink = !options.sink_logits.empty();
+        const double sink = has_sink ? double{options.sink_logits[static_cast<std::size_t>(h)]} : -infinity;
         for (int64 t = 0; t < query.tokens; ++t) {
             const int64 i = first_query + t;
             const std::vector<int64> seen = seen_by<Build>(policy, i, key.tokens, kv_head);
-            const weighted p = softmax<Build>(scores_of<Build>(policy, q.row(t), k, seen, options, scale, i, h, kv_head), sink);
+            const vector scores = scores_of<Build>(policy, q.row(t), k, seen, options, scale, i, h, kv_head);
+            const weighted p = softmax<Build>(scores, sink);
             const std::size_t row = static_cast<std::size_t>(t * s.heads + h);
             r.lse[row] = p.lse;
             if (p.lse == -infinity) continue;  // sees nothing: the row stays 0
@@ -242,7 +259,8 @@ result attend(const P& policy, const shape& dims, const input& query, const inpu
 template <class Build = build::here, class Map>
 matrix query_features(const Map& map, int64 map_head, const matrix& q) {
     matrix phi(q.rows(), ask::width(map, q.cols()));
-    for (int64 t = 0; t < q.rows(); ++t) ask::query_features(map, map_head, q.row(t).data(), q.cols(), phi.row(t).data());
+    for (int64 t = 0; t < q.rows(); ++t)
+        ask::query_features(map, map_head, q.row(t).data(), q.cols(), phi.row(t).data());
     return phi;
 }
 template <class Build = build::here, class Map>
@@ -252,8 +270,8 @@ matrix key_features(const Map& map, int64 map_head, const matrix& k) {
     return phi;
 }
 
-/// a_j = phi(q)·phi(k_j) exp(g_{j+1} + … + g_i) for the keys j <= i: what has been forgotten since j was written. The sum runs back
-/// from i, so that no two infinities are subtracted.
+/// a_j = phi(q)·phi(k_j) exp(g_{j+1} + … + g_i) for the keys j <= i: what has been forgotten since j was written. The
+/// sum runs back from i, so that no two infinities are subtracted.
 template <class Build = build::here>
 vector linear_weights(const vector& query, const matrix& keys, const vector& decay, int64 i) {
     vector a = keys.topRows(std::min<int64>(i + 1, keys.rows())) * query;
@@ -267,14 +285,16 @@ vector linear_weights(const vector& query, const matrix& keys, const vector& dec
 
 /// Linear attention under any recurrent policy, by the quadratic definition:
 ///
-///     out_i = sum_j a_j v_j / sum_j a_j,   lse_i = log sum_j a_j;       without a normaliser  out_i = scale · sum_j a_j v_j
+///     out_i = sum_j a_j v_j / sum_j a_j        lse_i = log sum_j a_j
+///     out_i = scale · sum_j a_j v_j            without a normaliser
 ///
-/// `decay` is [tokens, gate_heads, 1], natural log. Positions and heads are as for softmax policies. Of the options the scale (without
-/// a normaliser) and rotary positions turned by the library, before the map, have a meaning. Inputs are not rounded: a state is fp32 or better
-/// whatever a cache stores. A row whose weights sum to 0 is 0, its lse -inf; without a normaliser every lse is 0.
+/// `decay` is [tokens, gate_heads, 1], natural log. Positions and heads are as for softmax policies. Of the options
+/// the scale (without a normaliser) and rotary positions turned by the library, before the map, have a meaning.
+/// Inputs are not rounded: a state is fp32 or better whatever a cache stores. A row whose weights sum to 0 is 0, its
+/// lse -inf; without a normaliser every lse is 0.
 template <class Build = build::here, recurrent_policy P>
-result attend(const P& policy, const shape& dims, const input& query, const input& key, const input& value, const input& decay,
-              const score& options = {}, int64 first_query = -1) {
+result attend(const P& policy, const shape& dims, const input& query, const input& key, const input& value,
+              const input& decay, const score& options = {}, int64 first_query = -1) {
     const shape s = detail::resolve<Build>(dims);
     check_operand<Build>("query", query, s.query_heads, s.key_dim, query.tokens);
     check_operand<Build>("key", key, s.key_heads, s.key_dim, key.tokens);
@@ -282,22 +302,23 @@ result attend(const P& policy, const shape& dims, const input& query, const inpu
     if (P::needs_decay) check_operand<Build>("decay", decay, s.gate_heads, 1, key.tokens);
     if (first_query < 0) first_query = key.tokens - query.tokens;
     const double scale = options.scale != 0 ? double{options.scale} : 1 / std::sqrt(double(s.key_dim));
-    const auto head_among = [&s](int64 h, int64 heads) { return h / (s.heads / heads); };
 
     result r;
     r.out.resize(static_cast<std::size_t>(query.tokens * s.heads * s.value_dim));
     r.lse.resize(static_cast<std::size_t>(query.tokens * s.heads));
     for (int64 h = 0; h < s.heads; ++h) {
-        matrix q = head_of<Build>(query, head_among(h, s.query_heads));
+        matrix q = head_of<Build>(query, head_for<Build>(s, h, s.query_heads));
         if (!options.rotary.frequencies.empty())
-            for (int64 t = 0; t < q.rows(); ++t)
-                q.row(t) = turned_query<Build>(q.row(t), options.rotary, first_query + t, first_query + t).transpose();
-        const matrix k = turned_keys<Build>(head_of<Build>(key, head_among(h, s.key_heads)), options.rotary);
-        const matrix v = head_of<Build>(value, head_among(h, s.value_heads));
-        const matrix phi_q = query_features<Build>(policy.map, head_among(h, ask::query_map_heads(policy.map, s.key_dim)), q);
-        const matrix phi_k = key_features<Build>(policy.map, head_among(h, ask::key_map_heads(policy.map, s.key_dim)), k);
+            for (int64 t = 0, i = first_query; t < q.rows(); ++t, ++i)
+                q.row(t) = turned_query<Build>(q.row(t), options.rotary, i, i).transpose();
+        const matrix k = turned_keys<Build>(head_of<Build>(key, head_for<Build>(s, h, s.key_heads)), options.rotary);
+        const matrix v = head_of<Build>(value, head_for<Build>(s, h, s.value_heads));
+        const int64 query_map = head_for<Build>(s, h, ask::query_map_heads(policy.map, s.key_dim));
+        const int64 key_map = head_for<Build>(s, h, ask::key_map_heads(policy.map, s.key_dim));
+        const matrix phi_q = query_features<Build>(policy.map, query_map, q);
+        const matrix phi_k = key_features<Build>(policy.map, key_map, k);
         vector g = vector::Zero(key.tokens);
-        if (P::needs_decay) g = head_of<Build>(decay, head_among(h, s.gate_heads)).col(0);
+        if (P::needs_decay) g = head_of<Build>(decay, head_for<Build>(s, h, s.gate_heads)).col(0);
         for (int64 t = 0; t < query.tokens; ++t) {
             const vector a = linear_weights<Build>(phi_q.row(t), phi_k, g, first_query + t);
             const double mass = P::has_normaliser ? a.sum() : 1 / scale;
@@ -320,3 +341,7 @@ result attend(const P& policy, const shape& dims, const input& query, const inpu
 }
 
 }  // namespace sash::reference
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif

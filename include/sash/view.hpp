@@ -33,12 +33,12 @@ struct strided {
     /// Contiguous [tokens, heads, dim] at `p`.
     template <class T>
         requires(std::is_pointer_v<T> && std::is_convertible_v<T, Pointer>)
-    SASH_INLINE constexpr strided(T p, int64 t, int64 h, int64 d = 1) : strided(p, t, h, d, h * d, d, 1) {}
+    SASH_INLINE constexpr strided(const T& p, int64 t, int64 h, int64 d = 1) : strided(p, t, h, d, h * d, d, 1) {}
 
     /// Any strides, counted in elements; they may be zero (a broadcast) or negative.
     template <class T>
         requires(std::is_pointer_v<T> && std::is_convertible_v<T, Pointer>)
-    SASH_INLINE constexpr strided(T p, int64 t, int64 h, int64 d, int64 by_token, int64 by_head, int64 by_dim = 1)
+    SASH_INLINE constexpr strided(const T& p, int64 t, int64 h, int64 d, int64 by_token, int64 by_head, int64 by_dim = 1)
         : data(p), tokens(t), heads(h), dim(d), token_stride(by_token), head_stride(by_head), dim_stride(by_dim),
           type(scalar_of<std::remove_pointer_t<T>>::value) {}
 

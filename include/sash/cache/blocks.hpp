@@ -313,6 +313,13 @@ int64 steady_blocks(const block_store& s, const P& p) {
     return (window + larger(s.piece, s.slack) - 1) / block_tokens + 2;
 }
 
+/// Tokens that a chain has room for.
+SASH_INLINE int64 chain_room(const block_store& s) {
+    int64 blocks = 0;
+    for (const segment* in : s.segments) blocks += in->blocks;
+    return blocks * block_tokens;
+}
+
 /// Counts `tokens` stored tokens in: what no later query sees leaves.
 template <class Build, class P>
 void advance(block_store& s, const P& p, int64 tokens) {
@@ -381,7 +388,8 @@ template <class Build, class P>
 bool can_rollback(const block_store& s, const P& p, int64 tokens) {
     if (tokens < 0 || tokens > s.length) return false;
     if (tokens == 0 || !s.bounded) return true;
-    return larger(0, first_retained<Build>(p, s.length - tokens, s.heads, s.pinned)) >= s.oldest;
+    const int64 target = s.length - tokens, first = first_retained<Build>(p, target, s.heads, s.pinned);
+    return first >= s.oldest || first == target;  // first == target: it needs pinned tokens only
 }
 
 template <class Build>
@@ -446,9 +454,9 @@ bool load(block_store& s, const P& p, const std::byte* from, int64 bytes, float*
     from += sizeof header;
     if (s.bounded) {
         s.length = s.oldest = header[1];
-        s.piece = larger(s.piece, 1);
         const int64 need = (header[0] - 1) / block_tokens - header[1] / block_tokens + 1;
         make_room<Build>(s, p, header[0] - header[1], header[0] - header[1]);
+        grow_pinned<Build>(s, header[0]);
         if (need > s.ring_blocks) grow_ring<Build>(s, need);
     } else {
         make_room<Build>(s, p, header[0], header[0]);

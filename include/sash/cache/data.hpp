@@ -54,6 +54,13 @@ float* auxiliary(cache_data<P, E>& c) {
 }
 
 template <class Build, class P, class E>
+void destroy_cache(cache_data<P, E>& c) noexcept {
+    destroy<Build>(c.store);
+    free<Build>(c.auxiliary, c.options.memory);
+    let_go_tables<Build>(c.scores, c.options.memory);
+}
+
+template <class Build, class P, class E>
 void create(cache_data<P, E>& c, const score& s) {
     c.dims = resolve<Build>(c.dims);
     if constexpr (softmax_policy<P>) {
@@ -69,19 +76,12 @@ void create(cache_data<P, E>& c, const score& s) {
     struct guard {
         cache_data<P, E>* held;
         ~guard() {
-            if (held) let_go_tables<Build>(held->scores, held->options.memory);
+            if (held) destroy_cache<Build>(*held);
         }
     } undo{&c};
     create_store<Build>(c);
     auxiliary<Build>(c);
     undo.held = nullptr;
-}
-
-template <class Build, class P, class E>
-void destroy_cache(cache_data<P, E>& c) noexcept {
-    destroy<Build>(c.store);
-    free<Build>(c.auxiliary, c.options.memory);
-    let_go_tables<Build>(c.scores, c.options.memory);
 }
 
 /// Forks `from` into `to`, whose store and tables hold nothing yet.

@@ -186,6 +186,12 @@ void load_cache(cache_data<P, E>& fresh, std::span<const std::byte> file) {
         good = load<Build>(fresh.store, at, static_cast<std::size_t>(stored));
     }
     require<Build>(good, "the saved cache is damaged: its lengths do not fit together");
+    if constexpr (softmax_policy<P>) {
+        int64 held = 0;
+        for (const key_interval& i : held_positions(fresh.store)) held += i.last - i.first;
+        require<Build>(fresh.options.capacity == 0 || held <= fresh.options.capacity, "the saved cache holds ", held,
+                       " tokens, the capacity of this one is ", fresh.options.capacity);
+    }
     if (auxiliary_bytes > 0) std::memcpy(auxiliary<Build>(fresh), at + stored, auxiliary_bytes);
 }
 

@@ -2,13 +2,13 @@
 /// \file
 /// The recurrent states of one cache, and what it takes to roll them back.
 ///
-///     state    [states][ S [features][value_pitch] | z [feature_pitch] ]     z only where there is a normaliser; padding is zero
-///     base     the same once more, some tokens ago                            only with rollback_slack
-///     log      [states][log_tokens][ phi(k) | v | alpha ]                     what the tokens since then wrote: a ring
+///     state    [states][ S [features][value_pitch] | z [feature_pitch] ]  z with a normaliser; padding is zero
+///     base     the same once more, some tokens ago                        only with rollback_slack
+///     log      [states][log_tokens][ phi(k) | v | alpha ]                 what the tokens since then wrote: a ring
 ///
-/// A state cannot be run backwards, so rolling back is running forward again: the base is copied over the state and the log replayed
-/// up to the new length. The same operations in the same order give the same bits as if the tokens had never come. The base moves up in
-/// strides of several tokens, so that it costs little of a decode step's bandwidth.
+/// A state cannot be run backwards, so rolling back is running forward again: the base is copied over the state and
+/// the log replayed up to the new length. The same operations in the same order give the same bits as if the tokens had
+/// never come. The base moves up in strides of several tokens, so that it costs decode little bandwidth.
 #include <sash/cache/storage.hpp>
 #include <sash/linear.hpp>
 
@@ -22,7 +22,8 @@ struct state_store;
 
 namespace sash::cpu {
 
-/// Writes the logged tokens [first, last) of state `s` into `state`: S = alpha S + phi v^T, z = alpha z + phi. In recurrent.hpp.
+/// Writes the logged tokens [first, last) of state `s` into `state`: S = alpha S + phi v^T, z = alpha z + phi. Defined
+/// with the kernel, in recurrent.hpp.
 template <class Build>
 void replay(const detail::state_store& store, int64 s, float* state, int64 first, int64 last);
 
@@ -36,13 +37,13 @@ inline constexpr int64 log_stride = 16;     // tokens by which the base moves up
 /// Plain data: a move copies the members and empties the source.
 struct state_store {
     memory_source memory;
-    float* data = nullptr;    ///< states, then bases, then logs
-    int64* base_at = nullptr; ///< [states]: how many tokens each base has seen; behind the logs
-    int64 length = 0;         ///< tokens appended so far
-    int64 floor = 0;          ///< no rollback below this length
+    float* data = nullptr;     ///< states, then bases, then logs
+    int64* base_at = nullptr;  ///< [states]: how many tokens each base has seen; behind the logs
+    int64 length = 0;          ///< tokens appended so far
+    int64 floor = 0;           ///< no rollback below this length
     int64 states = 0, features = 0, feature_pitch = 0, value_pitch = 0;
-    int64 state_floats = 0;   ///< of one state, its normaliser included
-    int64 log_tokens = 0;     ///< room of one log; 0 without slack
+    int64 state_floats = 0;    ///< of one state, its normaliser included
+    int64 log_tokens = 0;      ///< room of one log; 0 without slack
     int64 slack = 0;
     bool has_normaliser = false;
 
@@ -56,7 +57,8 @@ struct state_store {
         return log_tokens == 0 ? states * state_floats : states * (2 * state_floats + log_tokens * entry_floats());
     }
     SASH_INLINE std::size_t total_bytes() const {
-        return static_cast<std::size_t>(total_floats()) * sizeof(float) + static_cast<std::size_t>(states) * sizeof(int64);
+        return static_cast<std::size_t>(total_floats()) * sizeof(float) +
+               static_cast<std::size_t>(states) * sizeof(int64);
     }
 };
 
@@ -113,7 +115,7 @@ int64 bytes(const state_store& store) {
     return store.data == nullptr ? 0 : static_cast<int64>(store.total_bytes());
 }
 
-/// Can the last n tokens be taken back, exactly? None and all always can; else the last `slack` of those there ever were.
+/// Can the last n tokens be taken back, exactly? None and all can always be, else those of the last `slack` appended.
 template <class Build>
 bool can_rollback(const state_store& store, int64 n) {
     if (n < 0 || n > store.length) return false;
@@ -146,7 +148,7 @@ void make_room_in_log(const state_store& store, int64 s, int64 next, int64 count
     store.base_at[s] = up_to;
 }
 
-// -------------------------------------------------------------------------------------------------------- save and load
+// ------------------------------------------------------------------------------------------------------- save and load
 
 /// What stands in front of the floats of a saved state.
 struct saved_state {
@@ -158,12 +160,15 @@ SASH_INLINE int64 logged_tokens(const state_store& store) {
     return store.log_tokens == 0 || store.data == nullptr ? 0 : store.length - store.base_at[0];
 }
 
+/// Bytes of a file with that slack and so many tokens in its logs.
+SASH_INLINE std::size_t bytes_of_saved(const state_store& store, int64 slack, int64 logged) {
+    const int64 of_a_state = slack == 0 ? store.state_floats : 2 * store.state_floats + logged * store.entry_floats();
+    return sizeof(saved_state) + static_cast<std::size_t>(store.states * of_a_state) * sizeof(float);
+}
+
 template <class Build>
 std::size_t saved_bytes(const state_store& store) {
-    const int64 logged = logged_tokens(store);
-    const int64 floats = store.states * (store.log_tokens == 0 ? store.state_floats
-                                                                : 2 * store.state_floats + logged * store.entry_floats());
-    return sizeof(saved_state) + static_cast<std::size_t>(floats) * sizeof(float);
+    return bytes_of_saved(store, store.slack, logged_tokens(store));
 }
 
 /// Calls f(memory, floats) for the parts of a store that are saved, in order. Without `history` only the states.
@@ -189,8 +194,9 @@ void save(const state_store& store, std::byte* to) {
     });
 }
 
-/// Reads what `save` wrote, into a store of the same policy and shape. False, and nothing changed, where the bytes cannot be that.
-/// What was saved with another slack comes without its history: exact, but not to be rolled back beyond this point.
+/// Reads what `save` wrote, into a store of the same policy and shape. False, and nothing changed, where the bytes
+/// cannot be that. What was saved with another slack comes without its history: exact, but not to be rolled back
+/// beyond this point.
 template <class Build>
 bool load(state_store& store, const std::byte* from, std::size_t size) {
     saved_state head;
@@ -200,10 +206,9 @@ bool load(state_store& store, const std::byte* from, std::size_t size) {
     if (head.length < 0 || head.length > most_length || head.floor < 0 || head.floor > head.length) return false;
     if (head.slack < 0 || head.slack > most_slack) return false;
     const int64 most_logged = head.slack > 0 ? head.slack + log_stride : 0;
-    if (head.logged < 0 || head.logged > smaller(head.length, most_logged) || head.logged > static_cast<int64>(size)) return false;
-    const int64 floats = store.states * (head.slack == 0 ? store.state_floats
-                                                         : 2 * store.state_floats + head.logged * store.entry_floats());
-    if (size != sizeof head + static_cast<std::size_t>(floats) * sizeof(float)) return false;
+    if (head.logged < 0 || head.logged > smaller(head.length, most_logged) || head.logged > static_cast<int64>(size))
+        return false;
+    if (size != bytes_of_saved(store, head.slack, head.logged)) return false;
 
     from += sizeof head;
     const bool history = head.slack == store.slack && store.slack > 0;
@@ -212,7 +217,8 @@ bool load(state_store& store, const std::byte* from, std::size_t size) {
         from += static_cast<std::size_t>(count) * sizeof(float);
     });
     if (!history && store.slack > 0)
-        std::memcpy(store.base(0), store.data, static_cast<std::size_t>(store.states * store.state_floats) * sizeof(float));
+        std::memcpy(store.base(0), store.data,
+                    static_cast<std::size_t>(store.states * store.state_floats) * sizeof(float));
     for (int64 s = 0; s < store.states; ++s) store.base_at[s] = head.length - (history ? head.logged : 0);
     store.length = head.length;
     store.floor = head.slack == store.slack ? head.floor : head.length;

@@ -309,8 +309,7 @@ SASH_INLINE void in_groups(int rows, const F& f) {
 template <class Build, class Element>
 void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit, const score_stage& stage) {
     using storage = codec<Element>;
-    if (tile.first >= tile.last) return;
-    std::uint64_t seen = ~std::uint64_t{0} >> (64 - (tile.last - tile.first)) << tile.first;
+    std::uint64_t seen = lanes_between(tile.first, tile.last);
     if (visit.visible != nullptr) seen &= *visit.visible;
     if (seen == 0) return;
     const int first = std::countr_zero(seen), last = 64 - std::countl_zero(seen);

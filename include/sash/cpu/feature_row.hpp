@@ -1,13 +1,16 @@
 #pragma once
 /// \file
-/// Feature maps applied to one row, in registers. A map that works number by number is called with registers; the learned
-/// ones whose cost shows have functions of their own here; any other is called as it is.
+/// Feature maps applied to one row, in registers. A map that works number by number is called with registers; the
+/// learned ones whose cost shows have functions of their own here; any other is called as it is.
 #include <sash/cpu/simd.hpp>
 #include <sash/feature_map.hpp>
 
 #include <cstring>
 
 namespace sash::cpu {
+
+/// Which of the two a row is.
+enum class operand { query, key };
 
 inline constexpr int64 row_padding = 16;  // floats: rows are padded to whole registers of every build
 
@@ -16,7 +19,9 @@ template <class Map>
 SASH_INLINE constexpr int64 map_scratch(const Map&, int64) {
     return 0;
 }
-SASH_INLINE constexpr int64 map_scratch(const hedgehog& map, int64 dim) { return 3 * detail::round_up(map.half(dim), row_padding); }
+SASH_INLINE constexpr int64 map_scratch(const hedgehog& map, int64 dim) {
+    return 3 * detail::round_up(map.half(dim), row_padding);
+}
 
 /// `Vectors` registers of z = b + x^T W, from column j on.
 template <class Build, int Vectors>
@@ -53,11 +58,12 @@ void project(hedgehog::affine a, const float* x, int64 dim, int64 f, float* z) {
     }
 }
 
-/// e_j = exp(factor · z_j - top) for j < n, zero in the padding behind; gives their sum. z is padded with finite numbers.
+/// e_j = exp(factor · z_j - top) for j < n, zero in the padding behind; gives their sum. z is padded with any numbers.
 template <class Build>
 float exponentials(const float* z, float factor, float top, int64 n, float* e) {
     const int64 padded = detail::round_up(n, row_padding);
-    for (int64 j = 0; j < padded; j += lanes<Build>) store(e + j, xsimd::exp(fma(load(z + j), floats(factor), floats(-top))));
+    for (int64 j = 0; j < padded; j += lanes<Build>)
+        store(e + j, xsimd::exp(fma(load(z + j), floats(factor), floats(-top))));
     for (int64 j = n; j < padded; ++j) e[j] = 0;
     floats sum(0.0f);
     for (int64 j = 0; j < padded; j += lanes<Build>) sum = sum + load(e + j);
@@ -99,13 +105,16 @@ void map_hedgehog(const hedgehog& map, hedgehog::affine a, const float* x, int64
 }
 
 /// phi of a row x [dim], zero behind its end up to `pitch`. x has room for whole registers and finite numbers there.
-template <class Build, bool IsKey, class Map>
-void map_row(const Map& map, int64 map_head, const float* x, int64 dim, float* phi, int64 pitch, [[maybe_unused]] float* scratch) {
+template <class Build, operand Which, class Map>
+void map_row(const Map& map, int64 map_head, const float* x, int64 dim, float* phi, int64 pitch,
+             [[maybe_unused]] float* scratch) {
     if constexpr (std::is_same_v<Map, hedgehog>) {
-        map_hedgehog<Build>(map, IsKey ? map.key_affine(map_head, dim) : map.query_affine(map_head, dim), x, dim, phi, scratch);
+        const bool is_key = Which == operand::key;
+        const hedgehog::affine a = is_key ? map.key_affine(map_head, dim) : map.query_affine(map_head, dim);
+        map_hedgehog<Build>(map, a, x, dim, phi, scratch);
     } else if constexpr (requires { { map(floats(0.0f)) } -> std::convertible_to<floats>; }) {
         for (int64 d = 0; d < dim; d += lanes<Build>) store(phi + d, map(load(x + d)));
-    } else if constexpr (IsKey) {
+    } else if constexpr (Which == operand::key) {
         ask::key_features(map, map_head, x, dim, phi);
     } else {
         ask::query_features(map, map_head, x, dim, phi);

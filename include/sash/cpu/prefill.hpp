@@ -105,9 +105,9 @@ void begin(query_tile<Build>& tile) {
 
 namespace prefill {
 
-/// A part of the query tile and the lanes of the key tile it looks at.
+/// Some registers of rows and the lanes of the key tile that they meet.
 struct strip {
-    int column, vectors;  // first row, registers of rows
+    int column, vectors;  // first row; registers of rows
     int first, last;      // lanes of the block
 };
 
@@ -188,28 +188,26 @@ void multiply_seen(float* c, const float* a, int64 a_pitch, const float* b, cons
     }
 }
 
-/// Soft cap and ALiBi of one strip; times `unit`, which brings the scores to base 2 if nothing is to follow.
+/// Soft cap and ALiBi of one register of rows; times `unit`, which brings the scores to base 2 if nothing is to follow.
 template <class Build>
 void cap_and_slope(const score_stage& stage, const query_tile<Build>& tile, const tile_visit& visit, const strip& s, float unit) {
     constexpr int64 pitch = query_tile<Build>::capacity;
     const bool capped = stage.soft_cap != 0, sloped = stage.alibi != nullptr;
     const floats inverse(capped ? 1.0f / stage.soft_cap : 0.0f), cap(stage.soft_cap * unit);
-    for (int row = s.column; row < s.column + s.vectors * lanes<Build>; row += lanes<Build>) {
-        const row_distances<Build> distance(visit.distance, visit.distance_table, row, tile.rows, pitch);
-        alignas(64) float slope[floats::size] = {};
-        for (int i = 0; sloped && i < lanes<Build> && row + i < tile.rows; ++i) slope[i] = -unit * stage.alibi[tile.head[row + i]];
-        const floats slopes = load(slope);
-        for (int lane = s.first; lane < s.last; ++lane) {
-            float* at = tile.weights + lane * pitch + row;
-            floats x = load(at);
-            x = capped ? cap * tanh(x * inverse) : x * floats(unit);
-            if (sloped) x = fma(slopes, distance.to(lane), x);
-            store(at, x);
-        }
+    const row_distances<Build> distance(visit.distance, visit.distance_table, s.column, tile.rows, pitch);
+    alignas(64) float slope[floats::size] = {};
+    for (int i = 0; sloped && i < lanes<Build> && s.column + i < tile.rows; ++i) slope[i] = -unit * stage.alibi[tile.head[s.column + i]];
+    const floats slopes = load(slope);
+    for (int lane = s.first; lane < s.last; ++lane) {
+        float* at = tile.weights + lane * pitch + s.column;
+        floats x = load(at);
+        x = capped ? cap * tanh(x * inverse) : x * floats(unit);
+        if (sloped) x = fma(slopes, distance.to(lane), x);
+        store(at, x);
     }
 }
 
-/// What the stage does to the scores of one strip, which are base 2 afterwards.
+/// What the stage does to the scores of one register of rows, which are base 2 afterwards.
 template <class Build>
 void apply(const score_stage& stage, const query_tile<Build>& tile, const tile_visit& visit, const strip& s) {
     constexpr int64 pitch = query_tile<Build>::capacity;
@@ -217,7 +215,7 @@ void apply(const score_stage& stage, const query_tile<Build>& tile, const tile_v
         cap_and_slope(stage, tile, visit, s, stage.custom != nullptr ? 1.0f : log2_e);
     if (stage.custom != nullptr) {
         const auto from = [&](auto* array) { return array != nullptr ? array + s.column : nullptr; };
-        const int64 rows = detail::smaller(s.vectors * lanes<Build>, tile.rows - s.column);
+        const int64 rows = detail::smaller(lanes<Build>, tile.rows - s.column);
         stage.custom->rows(stage.custom->functor, {.scores = tile.weights + s.first * pitch + s.column,
                                                    .keys = s.last - s.first,
                                                    .rows = static_cast<std::int32_t>(rows),
@@ -276,24 +274,93 @@ void exponentiate(query_tile<Build>& tile, int column, int first, int last) {
     store(tile.denominator + column, load(tile.denominator + column) + sum);
 }
 
-/// Cuts the tile where rows differ in what they see: one strip for all of it, or one for each register of rows, with
-/// the lanes between the first and the last that any of its rows sees. Returns how many.
+/// How a visit is cut up, given that rows differ in what they see.
 template <class Build>
-int cut(const query_tile<Build>& tile, const key_tile& keys, const tile_visit& visit, strip* strips) {
-    if (visit.visible == nullptr) {
-        strips[0] = {0, (tile.rows + lanes<Build> - 1) / lanes<Build>, keys.first, keys.last};
-        return keys.first < keys.last ? 1 : 0;
-    }
+struct cut {
+    strip rows[query_tile<Build>::vectors];               // for each register of rows, from the first lane that one of
+    int registers = 0;                                    // its rows sees to the last; none for one that sees nothing
+    strip products[2 * query_tile<Build>::vectors + 1];  // the same area, as much of it as can be in full width
     int count = 0;
-    for (int row = 0; row < tile.rows; row += lanes<Build>) {
-        std::uint64_t any = 0;
-        for (int i = row; i < row + lanes<Build> && i < tile.rows; ++i) any |= visit.visible[i];
-        if (any != 0)
-            strips[count++] = {row, 1, static_cast<int>(detail::larger(std::countr_zero(any), keys.first)),
-                               static_cast<int>(detail::smaller(64 - std::countl_zero(any), keys.last))};
-        if (count > 0 && strips[count - 1].first >= strips[count - 1].last) --count;
+
+    SASH_INLINE cut(const query_tile<Build>& tile, const key_tile& keys, const std::uint64_t* visible) {
+        const std::uint64_t candidates = lanes_between(keys.first, keys.last);
+        int first = 0, last = 64;  // what all registers have in common
+        bool same_first = true, same_last = true;
+        for (int row = 0; row < tile.rows; row += lanes<Build>) {
+            std::uint64_t seen = visible == nullptr ? candidates : 0;
+            for (int i = row; visible != nullptr && i < row + lanes<Build> && i < tile.rows; ++i) seen |= visible[i] & candidates;
+            if (seen == 0) {
+                last = 0;
+                continue;
+            }
+            rows[registers] = {row, 1, std::countr_zero(seen), 64 - std::countl_zero(seen)};
+            same_first = same_first && rows[registers].first == rows[0].first;
+            same_last = same_last && rows[registers].last == rows[0].last;
+            if (first < rows[registers].first) first = rows[registers].first;
+            if (last > rows[registers].last) last = rows[registers].last;
+            ++registers;
+        }
+        if (!same_first) first = (first + 7) / 8 * 8;  // whole register tiles of keys
+        if (!same_last) last = last / 8 * 8;
+        if (first >= last) first = last = 64;  // nothing in common
+        // A row's lanes stay in order: what comes before, what is common, what comes after.
+        for (int i = 0; i < registers; ++i) add(rows[i].column, 1, rows[i].first, first < rows[i].last ? first : rows[i].last);
+        add(0, registers, first, last);
+        for (int i = 0; i < registers; ++i) add(rows[i].column, 1, last, rows[i].last);
     }
-    return count;
+
+private:
+    SASH_INLINE void add(int column, int vectors, int first, int last) {
+        if (first < last) products[count++] = {column, vectors, first, last};
+    }
+};
+
+/// S = K·Q for all products of the cut. Other lanes of the same register tiles may be scored too; they are not read.
+template <class Build, class Element>
+void score(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& parts, const float* query) {
+    constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
+    for (int64 lane = keys.first / width * width; lane < keys.last; lane += width) {
+        const auto panel = codec<Element>::template key_panel<Build>(keys.block, lane, tile.key_dim, tile.panel);
+        for (int i = 0; i < parts.count; ++i) {
+            const strip& s = parts.products[i];
+            const int64 from = detail::larger(s.first / 8 * 8, lane), to = detail::smaller(s.last, lane + width);
+            if (from < to)
+                multiply<Build>(s.vectors, tile.weights + from * pitch + s.column, panel.data + (from - lane), panel.pitch,
+                                query + s.column, tile.key_dim, to - from, false);
+        }
+    }
+}
+
+/// Scores of lanes that a row does not see become -infinity.
+template <class Build>
+void hide(query_tile<Build>& tile, const strip& s, const std::uint64_t* visible) {
+    constexpr int64 pitch = query_tile<Build>::capacity;
+    const seen_lanes<Build> seen(visible, s.column, tile.rows);
+    for (int lane = s.first; lane < s.last; ++lane) {
+        float* at = tile.weights + lane * pitch + s.column;
+        store(at, select(seen.rows(lane), load(at), floats(minus_infinity())));
+    }
+}
+
+/// O += V·P. A value that is not finite must not meet the weight 0 of a row that does not see it: `careful`.
+template <class Build, class Element>
+void weigh(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& parts, const std::uint64_t* visible, bool careful) {
+    constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
+    for (int64 column = 0; column < tile.value_pitch; column += width) {
+        const auto panel = codec<Element>::template value_panel<Build>(keys.block, column, keys.first, keys.last, tile.key_dim,
+                                                                       tile.value_dim, tile.panel);
+        float* sums = tile.numerator + column * pitch;
+        for (int i = 0; careful && i < parts.registers; ++i) {
+            const strip& s = parts.rows[i];
+            const seen_lanes<Build> seen(visible, s.column, tile.rows);
+            multiply_seen(sums + s.column, panel.data, panel.pitch, tile.weights + s.column, seen, s.first, s.last, width);
+        }
+        for (int i = 0; !careful && i < parts.count; ++i) {
+            const strip& s = parts.products[i];
+            multiply<Build>(s.vectors, sums + s.column, panel.data + s.first * panel.pitch, panel.pitch,
+                            tile.weights + s.first * pitch + s.column, s.last - s.first, width, true);
+        }
+    }
 }
 
 }  // namespace prefill
@@ -301,51 +368,19 @@ int cut(const query_tile<Build>& tile, const key_tile& keys, const tile_visit& v
 /// The rows of the tile read a key tile: scores, softmax, weighted values.
 template <class Build, class Element>
 void absorb(query_tile<Build>& tile, const key_tile& keys, const tile_visit& visit, const score_stage& stage) {
-    using storage = codec<Element>;
-    constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
-      prefill::strip strips[query_tile<Build>::vectors];
-    const int count = prefill::cut(tile, keys, visit, strips);
-
-    const float* query = tile.query + visit.frame * tile.key_dim * pitch;
-    for (int64 lane = keys.first / width * width; count > 0 && lane < keys.last; lane += width) {
-        const auto panel = storage::template key_panel<Build>(keys.block, lane, tile.key_dim, tile.panel);
-        for (int i = 0; i < count; ++i) {  // lanes outside the strip may be scored too; they are not read
-            const prefill::strip& s = strips[i];
-            const int64 from = detail::larger(s.first / 8 * 8, lane), to = detail::smaller(s.last, lane + width);
-            if (from < to)
-                prefill::multiply<Build>(s.vectors, tile.weights + from * pitch + s.column, panel.data + (from - lane), panel.pitch,
-                                        query + s.column, tile.key_dim, to - from, false);
-        }
-    }
-
-    for (int i = 0; i < count; ++i) {
-        const prefill::strip& s = strips[i];
+    const prefill::cut<Build> parts(tile, keys, visit.visible);
+    if (parts.registers == 0) return;
+    const float* query = tile.query + visit.frame * tile.key_dim * query_tile<Build>::capacity;
+    prefill::score<Build, Element>(tile, keys, parts, query);
+    for (int i = 0; i < parts.registers; ++i) {
+        const prefill::strip& s = parts.rows[i];
         if (!stage.empty()) prefill::apply(stage, tile, visit, s);
-        if (visit.visible != nullptr) {
-            const prefill::seen_lanes<Build> seen(visit.visible, s.column, tile.rows);
-            for (int lane = s.first; lane < s.last; ++lane) {
-                float* at = tile.weights + lane * pitch + s.column;
-                store(at, select(seen.rows(lane), load(at), floats(minus_infinity())));
-            }
-        }
-        for (int v = 0; v < s.vectors; ++v) prefill::exponentiate(tile, s.column + v * lanes<Build>, s.first, s.last);
+        if (visit.visible != nullptr) prefill::hide(tile, s, visit.visible);
+        prefill::exponentiate(tile, s.column, s.first, s.last);
     }
-
-    const bool careful = visit.visible != nullptr && storage::nonfinite_lanes(keys.block, tile.key_dim, tile.value_dim) != 0;
-    for (int64 column = 0; column < tile.value_pitch; column += width) {
-        const auto panel = storage::template value_panel<Build>(keys.block, column, keys.first, keys.last, tile.key_dim,
-                                                                tile.value_dim, tile.panel);
-        for (int i = 0; i < count; ++i) {
-            const prefill::strip& s = strips[i];
-            float* sums = tile.numerator + column * pitch + s.column;
-            if (careful)
-                prefill::multiply_seen(sums, panel.data, panel.pitch, tile.weights + s.column,
-                                      prefill::seen_lanes<Build>(visit.visible, s.column, tile.rows), s.first, s.last, width);
-            else
-                prefill::multiply<Build>(s.vectors, sums, panel.data + s.first * panel.pitch, panel.pitch,
-                                        tile.weights + s.first * pitch + s.column, s.last - s.first, width, true);
-        }
-    }
+    const std::uint64_t nonfinite = codec<Element>::nonfinite_lanes(keys.block, tile.key_dim, tile.value_dim);
+    const bool careful = visit.visible != nullptr && (nonfinite & lanes_between(keys.first, keys.last)) != 0;
+    prefill::weigh<Build, Element>(tile, keys, parts, visit.visible, careful);
 }
 
 /// Brings numerator and denominator to the exact maximum of each row.

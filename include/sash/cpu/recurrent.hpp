@@ -4,10 +4,10 @@
 ///
 ///     S = alpha S + phi(k) v^T        out_r = S^T phi(q_r) / (z · phi(q_r))        (or scale · S^T phi(q_r))
 ///
-/// Columns of S never mix, so they lie in the lanes. A pass walks down the rows of S once: each row is loaded, written with up to
-/// four tokens while it is in registers, read by every query of those tokens, and stored. Decode is bound by the memory traffic of
-/// S, prefill by multiply-adds. Each element sees the same operations in the same order whichever pass it is in, so the bits do not
-/// depend on how the tokens are cut into calls.
+/// Columns of S never mix, so they lie in the lanes. A pass walks down the rows of S once: each row is loaded,
+/// written with up to four tokens while it is in registers, read by every query of those tokens, and stored. Decode
+/// is bound by the memory traffic of S, prefill by multiply-adds. Each element sees the same operations in the same
+/// order whichever pass it is in, so the bits do not depend on how the tokens are cut into calls.
 #include <sash/cache/state.hpp>
 #include <sash/cpu/feature_row.hpp>
 #include <sash/cpu/rows.hpp>
@@ -21,31 +21,31 @@ namespace sash::cpu {
 struct recurrent_call {
     input query, key, value, decay;
     output out;
-    float* lse = nullptr;                  ///< [tokens, heads], or null
-    bool reads = false, writes = false;    ///< both: token t is written, then read. reads alone: the state is constant
-    const detail::turn* turns = nullptr;   ///< [tokens][pairs]: query and key are turned before the map; or null
+    float* lse = nullptr;                 ///< [tokens, heads], or null
+    bool reads = false, writes = false;   ///< both: token t is written, then read. reads alone: the state is constant
+    const detail::turn* turns = nullptr;  ///< [tokens][pairs]: query and key are turned before the map; or null
     int64 pairs = 0;
     rotary_layout layout = rotary_layout::half_split;
-    float scale = 1;                       ///< of the output, where there is no normaliser
+    float scale = 1;                      ///< of the output, where there is no normaliser
 };
 
-// -------------------------------------------------------------------------------------------------------------- one pass
+// ------------------------------------------------------------------------------------------------------------ one pass
 
 /// What one pass over a state works on: `Tokens` tokens to write, in order, and `rows` queries a token.
 inline constexpr int most_tokens = 4, most_rows = 4;
 struct state_pass {
-    float* state = nullptr;  ///< S [features][pitch]
+    float* state = nullptr;                  ///< S [features][pitch]
     int64 features = 0, pitch = 0;
-    const float* key[most_tokens] = {};    ///< phi(k), [features]
-    const float* value[most_tokens] = {};  ///< [pitch]
+    const float* key[most_tokens] = {};      ///< phi(k), [features]
+    const float* value[most_tokens] = {};    ///< [pitch]
     float alpha[most_tokens] = {};
-    const float* query[2 * most_rows] = {};    ///< phi(q), [features]; token-major
-    float* numerator[2 * most_rows] = {};      ///< S^T phi(q), [pitch]
+    const float* query[2 * most_rows] = {};  ///< phi(q), [features]; token-major
+    float* numerator[2 * most_rows] = {};    ///< S^T phi(q), [pitch]
 };
 
-/// Columns [column, column + Vectors registers) of a pass. Tokens = 0 reads only. (The pragmas keep the arrays in registers: g++ 12
-/// works on them in memory without.)
-template <class Build, int Tokens, int Rows, int Vectors, bool Decays>
+/// Columns [column, column + Vectors registers) of a pass. Tokens = 0 reads only. (The pragmas keep the arrays in
+/// registers: g++ 12 works on them in memory without.)
+template <class Build, int Tokens, int Rows, int Vectors, class Decay>
 void pass_columns(const state_pass& p, int64 column) {
     constexpr int steps = Tokens > 0 ? Tokens : 1, readers = steps * Rows;
     floats value[steps][Vectors], alpha[steps], sum[readers > 0 ? readers : 1][Vectors];
@@ -74,7 +74,10 @@ void pass_columns(const state_pass& p, int64 column) {
             if constexpr (Tokens > 0) {
                 const floats phi(key[t][f]);
 #pragma GCC unroll 8
-                for (int v = 0; v < Vectors; ++v) s[v] = fma(phi, value[t][v], Decays ? alpha[t] * s[v] : s[v]);
+                for (int v = 0; v < Vectors; ++v) {
+                    if constexpr (Decay::needs_input) s[v] = alpha[t] * s[v];
+                    s[v] = fma(phi, value[t][v], s[v]);
+                }
             }
 #pragma GCC unroll 4
             for (int r = 0; r < Rows; ++r) {
@@ -96,33 +99,33 @@ void pass_columns(const state_pass& p, int64 column) {
 }
 
 /// All columns, as many at a time as the registers hold: one token wants long rows, several tokens want few columns.
-template <class Build, int Tokens, int Rows, bool Decays>
+template <class Build, int Tokens, int Rows, class Decay>
 void pass(const state_pass& p) {
     constexpr int tokens = Tokens > 0 ? Tokens : 1;
     constexpr int budget = registers<Build> / (tokens * (Rows + (Tokens > 0)) + 1);
     constexpr int wide = budget >= 8 ? 8 : budget >= 4 ? 4 : budget >= 2 ? 2 : 1;
     int64 column = 0;
     for (; column + wide * lanes<Build> <= p.pitch; column += wide * lanes<Build>)
-        pass_columns<Build, Tokens, Rows, wide, Decays>(p, column);
+        pass_columns<Build, Tokens, Rows, wide, Decay>(p, column);
     if constexpr (wide > 4)
         for (; column + 4 * lanes<Build> <= p.pitch; column += 4 * lanes<Build>)
-            pass_columns<Build, Tokens, Rows, 4, Decays>(p, column);
+            pass_columns<Build, Tokens, Rows, 4, Decay>(p, column);
     if constexpr (wide > 1)
-        for (; column < p.pitch; column += lanes<Build>) pass_columns<Build, Tokens, Rows, 1, Decays>(p, column);
+        for (; column < p.pitch; column += lanes<Build>) pass_columns<Build, Tokens, Rows, 1, Decay>(p, column);
 }
 
-template <class Build, int Tokens, bool Decays>
+template <class Build, int Tokens, class Decay>
 void pass(const state_pass& p, int64 rows) {
     switch (rows) {
-        case 0: return pass<Build, Tokens, 0, Decays>(p);
-        case 1: return pass<Build, Tokens, 1, Decays>(p);
-        case 2: return pass<Build, Tokens, 2, Decays>(p);
-        case 3: return pass<Build, Tokens, 3, Decays>(p);
-        default: return pass<Build, Tokens, 4, Decays>(p);
+        case 0: return pass<Build, Tokens, 0, Decay>(p);
+        case 1: return pass<Build, Tokens, 1, Decay>(p);
+        case 2: return pass<Build, Tokens, 2, Decay>(p);
+        case 3: return pass<Build, Tokens, 3, Decay>(p);
+        default: return pass<Build, Tokens, 4, Decay>(p);
     }
 }
 
-// ------------------------------------------------------------------------------------------------------ a block of tokens
+// --------------------------------------------------------------------------------------------------- a block of tokens
 
 /// A token as it is written: phi(k), v and alpha, side by side in the log of the state or in scratch.
 struct written_token {
@@ -135,14 +138,14 @@ written_token token_in(const detail::state_store& store, const float* entry) {
     return {entry, entry + store.feature_pitch, entry[store.feature_pitch + store.value_pitch]};
 }
 
-/// Up to `most_tokens` tokens with the queries that read after each, token-major: phi(q) in, S^T phi(q) and z·phi(q) out.
+/// Up to `most_tokens` tokens and the queries that read after each, token-major.
 struct token_block {
     written_token token[most_tokens] = {};
-    int64 tokens = 0;           ///< with `writes` false: tokens that only read
-    int64 rows = 0;             ///< queries a token
-    const float* query = nullptr;    ///< [tokens · rows][feature_pitch]
-    float* numerator = nullptr;      ///< [tokens · rows][value_pitch]
-    float* denominator = nullptr;    ///< [tokens · rows]
+    int64 tokens = 0;              ///< in a call that only reads there is nothing in `token`
+    int64 rows = 0;                ///< queries a token
+    const float* query = nullptr;  ///< in: phi(q) [tokens · rows][feature_pitch]
+    float* numerator = nullptr;    ///< out: S^T phi(q) [tokens · rows][value_pitch]
+    float* denominator = nullptr;  ///< out: z·phi(q) [tokens · rows]
 };
 
 /// Tokens that one pass over a state takes: as many as leave the sums in registers.
@@ -188,12 +191,12 @@ void read_state(state_pass p, const detail::state_store& store, const token_bloc
     for (int64 count; first < last; first += count) {
         count = detail::smaller(last - first, most_rows);
         point_at_queries<Build>(p, store, b, first, count);
-        pass<Build, 0, false>(p, count);
+        pass<Build, 0, no_decay>(p, count);
     }
 }
 
-/// Writes the tokens of a block into a state and reads it after each: in one pass where the sums fit, else token by token.
-template <class Build, bool Decays>
+/// Writes the tokens of a block into a state and reads it after each: in one pass where the sums fit, else one by one.
+template <class Build, class Decay>
 void advance_state(const detail::state_store& store, float* state, const token_block& b) {
     state_pass p{.state = state, .features = store.features, .pitch = store.value_pitch};
     const bool one_pass = b.tokens > 1 && b.tokens == tokens_of_block(b.rows);
@@ -203,12 +206,13 @@ void advance_state(const detail::state_store& store, float* state, const token_b
         for (int64 i = 0; i < step; ++i) point_at_token<Build>(p, b, t + i, i);
         point_at_queries<Build>(p, store, b, t * b.rows, step * rows);
         if (step == 4)
-            rows == 0 ? pass<Build, 4, 0, Decays>(p) : pass<Build, 4, 1, Decays>(p);
+            rows == 0 ? pass<Build, 4, 0, Decay>(p) : pass<Build, 4, 1, Decay>(p);
         else if (step == 2)
-            pass<Build, 2, Decays>(p, rows);
+            pass<Build, 2, Decay>(p, rows);
         else
-            pass<Build, 1, Decays>(p, rows);
-        if (step == 1) read_state<Build>(p, store, b, t * b.rows + rows, (t + 1) * b.rows);  // the readers beyond one pass
+            pass<Build, 1, Decay>(p, rows);
+        if (step == 1)
+            read_state<Build>(p, store, b, t * b.rows + rows, (t + 1) * b.rows);  // the readers beyond one pass
     }
 }
 
@@ -219,13 +223,11 @@ void replay(const detail::state_store& store, int64 s, float* state, int64 first
         b.tokens = detail::smaller(last - first, most_tokens);
         for (int64 t = 0; t < b.tokens; ++t) b.token[t] = token_in<Build>(store, store.entry(s, first + t));
         if (store.has_normaliser) advance_normaliser<Build>(store, z, true, b);
-        advance_state<Build, true>(store, state, b);
+        advance_state<Build, per_head_and_token>(store, state, b);  // alpha = 1 changes no bit
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------- features
-
-// -------------------------------------------------------------------------------------------------------------- the call
+// ------------------------------------------------------------------------------------------------------------ the call
 
 /// Scratch of one task, in floats, and how it is divided.
 struct recurrent_rows {
@@ -241,12 +243,15 @@ template <class P>
 SASH_INLINE constexpr int64 recurrent_scratch(const P& policy, const shape& s) {
     constexpr int64 pad = detail::state_padding;
     const int64 rows = detail::heads_of_states(policy, s).readers, tokens = tokens_of_block(rows);
-    const int64 features = detail::round_up(policy.features(s.key_dim), pad), values = detail::round_up(s.value_dim, pad);
-    return detail::round_up(s.key_dim, pad) + map_scratch(policy.map, s.key_dim) + most_tokens * (features + values + pad) + tokens * rows * (features + values + pad);
+    const int64 features = detail::round_up(policy.features(s.key_dim), pad);
+    const int64 values = detail::round_up(s.value_dim, pad);
+    return detail::round_up(s.key_dim, pad) + map_scratch(policy.map, s.key_dim) +
+           (most_tokens + tokens * rows) * (features + values + pad);
 }
 
 template <class Build, class P>
-recurrent_rows divide_scratch(float* scratch, const P& policy, const shape& s, const detail::state_store& store, int64 readers) {
+recurrent_rows divide_scratch(float* scratch, const P& policy, const shape& s, const detail::state_store& store,
+                              int64 readers) {
     recurrent_rows rows;
     rows.raw = scratch;
     rows.map = rows.raw + detail::round_up(s.key_dim, detail::state_padding);
@@ -270,13 +275,14 @@ struct recurrent_task {
 };
 
 /// Row (token, head) of query or key, turned, mapped.
-template <class Build, bool IsKey, class P>
+template <class Build, operand Which, class P>
 void features_of(const recurrent_task<P>& at, const input& x, int64 token, int64 head, int64 map_head, float* phi) {
     const int64 dim = at.dims.key_dim;
     read_row<Build>(x, token, head, at.rows.raw);
-    if (at.call.turns) turn_row<Build>(at.rows.raw, at.call.turns + token * at.call.pairs, at.call.pairs, at.call.layout);
+    if (at.call.turns)
+        turn_row<Build>(at.rows.raw, at.call.turns + token * at.call.pairs, at.call.pairs, at.call.layout);
     for (int64 d = dim; d < detail::round_up(dim, detail::state_padding); ++d) at.rows.raw[d] = 0;
-    map_row<Build, IsKey>(at.policy.map, map_head, at.rows.raw, dim, phi, at.store.feature_pitch, at.rows.map);
+    map_row<Build, Which>(at.policy.map, map_head, at.rows.raw, dim, phi, at.store.feature_pitch, at.rows.map);
 }
 
 /// phi(k), v and alpha of the block's tokens, from `first` on, into the log or into scratch.
@@ -285,12 +291,14 @@ void pack_written(const recurrent_task<P>& at, token_block& b, int64 first) {
     const detail::state_store& store = at.store;
     const shape& s = at.dims;
     const int64 position = store.length + first;
+    const int64 map_heads = ask::key_map_heads(at.policy.map, s.key_dim);
     if (store.log_tokens > 0) detail::make_room_in_log<Build>(store, at.state, position, b.tokens);
     for (int64 t = 0; t < b.tokens; ++t) {
-        float* phi = store.log_tokens > 0 ? store.entry(at.state, position + t) : at.rows.entry + t * store.entry_floats();
+        const bool logs = store.log_tokens > 0;
+        float* phi = logs ? store.entry(at.state, position + t) : at.rows.entry + t * store.entry_floats();
         float* value = phi + store.feature_pitch;
-        features_of<Build, true>(at, at.call.key, first + t, at.heads.of_state(at.state, s.key_heads),
-                                 at.heads.of_state(at.state, ask::key_map_heads(at.policy.map, s.key_dim)), phi);
+        features_of<Build, operand::key>(at, at.call.key, first + t, at.heads.of_state(at.state, s.key_heads),
+                                         at.heads.of_state(at.state, map_heads), phi);
         read_row<Build>(at.call.value, first + t, at.heads.of_state(at.state, s.value_heads), value);
         for (int64 d = s.value_dim; d < store.value_pitch; ++d) value[d] = 0;
         float& alpha = value[store.value_pitch];
@@ -308,36 +316,49 @@ void pack_queries_of_state(const recurrent_task<P>& at, const token_block& b, in
     for (int64 t = 0; t < b.tokens; ++t)
         for (int64 r = 0; r < b.rows; ++r) {
             const int64 head = at.state * at.heads.readers + r;
-            features_of<Build, false>(at, at.call.query, first + t, at.heads.of_output(head, at.dims.query_heads),
-                                      at.heads.of_output(head, map_heads), at.rows.query + (t * b.rows + r) * at.store.feature_pitch);
+            const int64 query_head = at.heads.of_output(head, at.dims.query_heads);
+            float* phi = at.rows.query + (t * b.rows + r) * at.store.feature_pitch;
+            features_of<Build, operand::query>(at, at.call.query, first + t, query_head,
+                                               at.heads.of_output(head, map_heads), phi);
         }
 }
 
-/// out = numerator / denominator, 0 where that is 0; or scale · numerator. lse = log(denominator).
+/// row = factor · row / divisor, or 0 where the divisor is 0, whatever was in the row.
+template <class Build>
+void finish_row(float* row, int64 pitch, float factor, float divisor) {
+    for (int64 d = 0; d < pitch; d += lanes<Build>)
+        store(row + d, divisor == 0 ? floats(0.0f) : floats(factor) * (load(row + d) / floats(divisor)));
+}
+
+/// out = numerator / denominator and lse = log(denominator), or out = scale · numerator.
 template <class Build, class P>
 void finish_rows(const recurrent_task<P>& at, const token_block& b, int64 first) {
     for (int64 r = 0; r < b.tokens * b.rows; ++r) {
         float* row = b.numerator + r * at.store.value_pitch;
         const int64 token = first + r / b.rows, head = at.state * at.heads.readers + r % b.rows;
-        const float mass = P::has_normaliser ? b.denominator[r] : 1;
-        const floats divisor(mass == 0 ? 1 : mass), factor(P::has_normaliser ? float(mass != 0) : at.call.scale);
-        for (int64 d = 0; d < at.store.value_pitch; d += lanes<Build>) store(row + d, factor * (load(row + d) / divisor));
+        if constexpr (P::has_normaliser) {
+            const float mass = b.denominator[r];
+            finish_row<Build>(row, at.store.value_pitch, 1, mass);
+            if (at.call.lse) at.call.lse[token * at.dims.heads + head] = mass == 0 ? minus_infinity() : std::log(mass);
+        } else {
+            finish_row<Build>(row, at.store.value_pitch, at.call.scale, 1);
+        }
         write_row<Build>(at.call.out, token, head, row);
-        if (P::has_normaliser && at.call.lse)
-            at.call.lse[token * at.dims.heads + head] = mass == 0 ? minus_infinity() : std::log(mass);
     }
 }
 
-/// All tokens of a call, in order, for one state and the output heads that read it. Calls for different states may run at the same
-/// time. `scratch` holds recurrent_scratch(policy, shape) floats, 64-byte aligned. The caller adds the tokens to store.length
-/// when every state is done.
+/// All tokens of a call, in order, for one state and the output heads that read it. Calls for different states may
+/// run at the same time. `scratch` holds recurrent_scratch(policy, shape) floats, 64-byte aligned. The caller adds
+/// the tokens to store.length when every state is done.
 template <class Build, class P>
-void recurrent(const P& policy, const shape& s, detail::state_store& store, const recurrent_call& call, int64 state, float* scratch) {
+void recurrent(const P& policy, const shape& s, detail::state_store& store, const recurrent_call& call, int64 state,
+               float* scratch) {
     const detail::state_heads heads = detail::heads_of_states(policy, s);
     token_block b;
     b.rows = call.reads ? heads.readers : 0;
     const int64 most = tokens_of_block(heads.readers);
-    const recurrent_task<P> at{policy, s, store, call, heads, state, divide_scratch<Build>(scratch, policy, s, store, most * heads.readers)};
+    const recurrent_task<P> at{
+        policy, s, store, call, heads, state, divide_scratch<Build>(scratch, policy, s, store, most * heads.readers)};
     b.query = at.rows.query;
     b.numerator = at.rows.numerator;
     b.denominator = at.rows.denominator;
@@ -350,10 +371,10 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
         if (call.reads) pack_queries_of_state<Build>(at, b, t);
         if constexpr (P::has_normaliser) advance_normaliser<Build>(store, z, call.writes, b);
         if (call.writes)
-            advance_state<Build, P::needs_decay>(store, store.state(state), b);
+            advance_state<Build, decltype(P::decay)>(store, store.state(state), b);
         else
-            read_state<Build>({.state = store.state(state), .features = store.features, .pitch = store.value_pitch}, store, b, 0,
-                              b.tokens * b.rows);
+            read_state<Build>({.state = store.state(state), .features = store.features, .pitch = store.value_pitch},
+                              store, b, 0, b.tokens * b.rows);
         if (call.reads) finish_rows<Build>(at, b, t);
     }
 }

@@ -15,6 +15,11 @@ struct key_tile {
     const std::byte* next = nullptr;   ///< block that will be read after this one, or null: a hint
 };
 
+/// Bits [first, last) of a word of lanes.
+SASH_INLINE std::uint64_t lanes_between(int first, int last) {
+    return first < last ? ~std::uint64_t{0} >> (64 - (last - first)) << first : 0;
+}
+
 /// Who reads a key tile.
 struct tile_visit {
     /// Bit l of a word: lane l is seen. Prefill: a word for each row; decode: one word for all rows. Null: every row sees

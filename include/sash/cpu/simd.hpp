@@ -134,6 +134,9 @@ SASH_INLINE floats maximum(floats a, floats b) {
 #endif
 }
 
+/// a < b ? a : b. Again a NaN in `b` is kept.
+SASH_INLINE floats minimum(floats a, floats b) { return xsimd::select(a < b, a, b); }
+
 SASH_INLINE lane_mask is_minus_infinity(floats x) {
     return as_float_mask(as_integers(x) == integers(static_cast<std::int32_t>(minus_infinity_bits)));
 }

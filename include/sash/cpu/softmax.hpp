@@ -319,6 +319,7 @@ struct softmax_sequence {
         return writes && store->bounded && !only_visible ? detail::smaller(tokens, store->piece) : tokens;
     }
     SASH_INLINE int64 rounds() const {
+        if (only_visible) return 1;  // no key at all is one round too: its rows are written
         const int64 tokens = writes ? key.tokens : job.query.tokens;
         return tokens == 0 ? 0 : (tokens + piece() - 1) / piece();
     }
@@ -346,20 +347,30 @@ softmax_round<P> round_of(const softmax_sequence<P>& s, int64 index, detail::blo
     return r;
 }
 
-/// Bytes of workspace that `perform` takes for these sequences.
+/// Bytes that the largest round of a sequence takes, its store as it is in `imagined`.
 template <class Build, class Element, class P>
-int64 workspace_for(const softmax_sequence<P>* sequences, int64 count, int64 key_piece, const runner& run) {
-    int64 most = 0;
-    for (int64 j = 0; j < count; ++j) {
-        detail::block_store imagined = *sequences[j].store;
-        int64 largest = 0;
-        for (int64 i = 0; i < sequences[j].rounds(); ++i) {
-            softmax_round<P> r = round_of<Build>(sequences[j], i, &imagined);
-            largest = detail::larger(largest, perform_round<Build, Element>(nullptr, &r, 1, key_piece, run));
-        }
-        most += largest;
+int64 largest_round(const softmax_sequence<P>& s, detail::block_store imagined, int64 key_piece, const runner& run) {
+    int64 largest = 0;
+    for (int64 i = 0; i < s.rounds(); ++i) {
+        softmax_round<P> r = round_of<Build>(s, i, &imagined);
+        largest = detail::larger(largest, perform_round<Build, Element>(nullptr, &r, 1, key_piece, run));
     }
-    return most + detail::round_up(count * static_cast<int64>(sizeof(softmax_round<P>)), 64);
+    return largest;
+}
+
+/// Bytes of workspace that `perform` takes for these sequences. `ahead`: for the same number of new tokens at the end of what
+/// their storage has room for, so that the workspace grows when storage does, and not while a sequence runs through it.
+template <class Build, class Element, class P>
+int64 workspace_for(const softmax_sequence<P>* sequences, int64 count, int64 key_piece, const runner& run, bool ahead = false) {
+    int64 sum = detail::round_up(count * static_cast<int64>(sizeof(softmax_round<P>)), 64);
+    for (int64 j = 0; j < count; ++j) {
+        softmax_sequence<P> s = sequences[j];
+        detail::block_store imagined = *s.store;
+        const int64 end = s.store->bounded ? 0 : detail::chain_room(*s.store) - s.key.tokens;
+        if (ahead && s.writes && end > imagined.length) imagined.length = s.job.first_query = end;
+        sum += largest_round<Build, Element>(s, imagined, key_piece, run);
+    }
+    return sum;
 }
 
 /// Stores the new tokens of all sequences and computes their rows. Nothing in here fails: room in the stores and workspace_for

@@ -1,14 +1,14 @@
 #pragma once
 /// \file
-/// Eigen matrices as tensors [tokens, heads, dim], without a copy.
+/// Eigen matrices as views of [tokens, heads, dim], without a copy.
 ///
-/// A row is a token; head h has the columns [h · dim, (h + 1) · dim). That is what a projection `x * weights` gives, and what the
-/// next one takes:
+/// A row is a token; head h has the columns [h · dim, (h + 1) · dim). That is what a projection `x * weights` gives,
+/// and what the next one takes:
 ///
-///     const MatrixXf qkv = x * weights;                                            // [tokens, (8 + 2 + 2) · 64]
-///     sash::attend(sash::view(qkv.leftCols(512), 8), sash::view(qkv.middleCols(512, 128), 2), sash::view(qkv.rightCols(128), 2),
-///                  cache, sash::view(heads, 8));
-///     y = heads * out_weights;
+///     const MatrixXf qkv = x * weights;                               // [tokens, (8 + 2 + 2) · 64]
+///     const auto q = qkv.leftCols(512), k = qkv.middleCols(512, 128), v = qkv.rightCols(128);
+///     sash::attend(sash::view(q, 8), sash::view(k, 2), sash::view(v, 2), cache, sash::view(rows, 8));
+///     y = rows * out_weights;
 ///
 /// Where columns are tokens, pass `matrix.transpose()`. A single token is a row vector.
 #include <sash/view.hpp>
@@ -54,19 +54,22 @@ inline constexpr bool eigen_writable = !std::is_const_v<M> && (int(M::Flags) & i
 
 }  // namespace detail
 
-/// A view of a matrix, map, block or transpose of float, Eigen::half or Eigen::bfloat16: [rows, heads, cols / heads], any storage
-/// order and strides. An `output`, which can be read too, where the matrix may be written; else an `input`. It owns nothing: the
-/// matrix must outlive it and keep its size. Errors: sash::error where the columns are no multiple of `heads`.
+/// A view of a matrix, map, block or transpose of float, Eigen::half or Eigen::bfloat16: [rows, heads, cols / heads],
+/// any storage order and strides. An `output`, which can be read too, where the matrix may be written; else an `input`.
+/// It owns nothing: the matrix must outlive it and keep its size. Errors: sash::error where the columns are no multiple
+/// of `heads`.
 template <class M>
     requires detail::eigen_dense<std::remove_cvref_t<M>>
 SASH_INLINE auto view(M&& matrix, int64 heads) {
     using plain = std::remove_cvref_t<M>;
-    static_assert(detail::eigen_in_memory<plain>, "sash: this Eigen expression has no memory of its own; evaluate it into a matrix first");
+    static_assert(detail::eigen_in_memory<plain>,
+                  "sash: this Eigen expression has no memory of its own; evaluate it into a matrix first");
     static_assert(std::is_lvalue_reference_v<M> || !detail::eigen_owner<plain>,
                   "sash: this Eigen matrix is a temporary and would be gone before it is read; give it a name");
     const int64 tokens = matrix.rows(), columns = matrix.cols();
     detail::require<build::here>(heads >= 1, "heads is ", heads, ", must be at least 1");
-    detail::require<build::here>(columns % heads == 0, "the matrix has ", columns, " columns, must be a multiple of heads, which is ", heads);
+    detail::require<build::here>(columns % heads == 0, "the matrix has ", columns,
+                                 " columns, must be a multiple of heads, which is ", heads);
     const int64 dim = columns / heads, by_row = matrix.rowStride(), by_column = matrix.colStride();
     if constexpr (detail::eigen_writable<std::remove_reference_t<M>>)
         return output(matrix.data(), tokens, heads, dim, by_row, dim * by_column, by_column);
