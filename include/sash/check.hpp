@@ -37,15 +37,29 @@ void check_extents(const char* name, const strided<Pointer>& t, int64 tokens, in
                    static_cast<int64>(element), " bytes");
 }
 
-/// What is written must not overlap itself.
+/// No two numbers of an output may lie in the same place. Axes in the order of their strides: each must step over all that the
+/// smaller ones reach. (Contiguous, transposed, padded and reversed layouts do.)
 template <class Build>
-void check_written(const char* name, const output& t) {
-    const auto apart = [&](int64 stride, int64 extent, const char* axis) {
-        require<Build>(extent <= 1 || stride != 0, name, " has ", axis, " stride 0 over ", extent, " of them: rows would overlap");
+void check_written(const output& t) {
+    struct axis {
+        const char* name;
+        int64 extent, stride;
     };
-    apart(t.token_stride, t.tokens, "token");
-    apart(t.head_stride, t.heads, "head");
-    apart(t.dim_stride, t.dim, "dim");
+    axis axes[3] = {{"token", t.tokens, t.token_stride}, {"head", t.heads, t.head_stride}, {"dim", t.dim, t.dim_stride}};
+    for (axis& a : axes) a.stride = a.stride < 0 ? -a.stride : a.stride;
+    const auto in_order = [&](int i, int j) {
+        if (axes[j].stride < axes[i].stride) std::swap(axes[i], axes[j]);
+    };
+    in_order(0, 1);
+    in_order(1, 2);
+    in_order(0, 1);
+    int64 reached = 0;
+    for (const axis& a : axes) {
+        if (a.extent <= 1) continue;
+        require<Build>(a.stride > reached, "out has ", a.name, " stride ", a.stride, ", but what lies between reaches ", reached,
+                       ": its rows would overlap");
+        reached = total(reached, product(a.extent - 1, a.stride));
+    }
 }
 
 template <class Build>
@@ -89,7 +103,7 @@ void check_first_query(const P& p, const block_store& s, int64 first, int64 toke
 template <class Build, class P, class E>
 void check_position(const call<P, E>& c, verb what, int64 tokens) {
     const int64 length = c.cache->store.length;
-    require<Build>(length + tokens < far_away, "the cache has seen ", length, " tokens, ", tokens, " more are too many");
+    require<Build>(tokens < far_away - length, "the cache has seen ", length, " tokens, ", tokens, " more are too many");
     if (what != verb::read) {
         require<Build>(c.first_query == options::automatic || c.first_query == length, "first_query is ", c.first_query,
                        ", but these tokens stand at ", length, ", the length of the cache");
@@ -125,7 +139,7 @@ void check_call(const call<P, E>& c, verb what) {
     check_inputs<Build, P>(*c.tokens, dims, what, tokens);
     if (what != verb::append) {
         check_extents<Build>("out", c.out, tokens, dims.heads, dims.value_dim);
-        check_written<Build>("out", c.out);
+        check_written<Build>(c.out);
         check_lse<Build>(c.lse, tokens, dims.heads);
         if constexpr (recurrent_policy<P>)
             require<Build>(c.lse.empty() || P::has_normaliser, "this policy has no normaliser, so there is no lse");

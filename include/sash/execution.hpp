@@ -86,8 +86,8 @@ public:
         concurrency_ = concurrency_of(run);
     }
 
-    SASH_INLINE explicit operator bool() const { return run_ != nullptr; }
-    SASH_INLINE int64 concurrency() const { return concurrency_; }
+    SASH_INLINE constexpr explicit operator bool() const { return run_ != nullptr; }
+    SASH_INLINE constexpr int64 concurrency() const { return concurrency_; }
     SASH_INLINE void operator()(int64 tasks, task f) const { run_(held_, tasks, f); }
 
 private:

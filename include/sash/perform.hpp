@@ -331,7 +331,7 @@ void perform_without_cache(const P& policy, const tokens_of<P>& in, output out, 
     check_extents<Build>("key", in.key, in.key.tokens, dims.key_heads, dims.key_dim);
     check_extents<Build>("value", in.value, in.key.tokens, dims.value_heads, dims.value_dim);
     check_extents<Build>("out", out, in.query.tokens, dims.heads, dims.value_dim);
-    check_written<Build>("out", out);
+    check_written<Build>(out);
     check_lse<Build>(how.lse, in.query.tokens, dims.heads);
     require<Build>(how.key_piece >= 0, "key_piece is ", how.key_piece, ", must not be negative");
     if constexpr (softmax_policy<P>)

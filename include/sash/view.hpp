@@ -3,21 +3,34 @@
 /// Strided views of [tokens, heads, dim]: what goes into the verb and what comes out. Views own nothing.
 #include <sash/scalar.hpp>
 
+#include <limits>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 namespace sash {
 
 namespace detail {
 
 /// A range whose elements lie side by side in memory that outlives the expression (an lvalue, a span).
-template <class R>
-concept contiguous_storage = std::ranges::contiguous_range<R> && std::ranges::borrowed_range<R>;
+template <class R, class Pointer>
+concept contiguous_storage = std::ranges::contiguous_range<R> && std::ranges::borrowed_range<R> &&
+                             std::is_convertible_v<decltype(std::ranges::data(std::declval<R&>())), Pointer>;
 
-/// Elements that a view of these extents and strides reaches from its first one: 1 + sum (extent - 1) * stride.
+/// a · b and a + b for numbers >= 0; the largest int64 where they would exceed it.
+SASH_INLINE constexpr int64 product(int64 a, int64 b) {
+    constexpr int64 most = std::numeric_limits<int64>::max();
+    return a != 0 && b > most / a ? most : a * b;
+}
+SASH_INLINE constexpr int64 total(int64 a, int64 b) {
+    constexpr int64 most = std::numeric_limits<int64>::max();
+    return b > most - a ? most : a + b;
+}
+
+/// Elements that a view with strides >= 0 reaches from its first one: 1 + sum (extent - 1) · stride.
 SASH_INLINE constexpr int64 reach(int64 tokens, int64 heads, int64 dim, int64 token_stride, int64 head_stride, int64 dim_stride) {
     if (tokens <= 0 || heads <= 0 || dim <= 0) return 0;
-    return 1 + (tokens - 1) * token_stride + (heads - 1) * head_stride + (dim - 1) * dim_stride;
+    return total(1, total(product(tokens - 1, token_stride), total(product(heads - 1, head_stride), product(dim - 1, dim_stride))));
 }
 
 /// Extents and strides in elements. `Pointer` is `const void*` for what is read and `void*` for what is written.
@@ -33,7 +46,7 @@ struct strided {
     /// Contiguous [tokens, heads, dim] at `p`.
     template <class T>
         requires(std::is_pointer_v<T> && std::is_convertible_v<T, Pointer>)
-    SASH_INLINE constexpr strided(const T& p, int64 t, int64 h, int64 d = 1) : strided(p, t, h, d, h * d, d, 1) {}
+    SASH_INLINE constexpr strided(const T& p, int64 t, int64 h, int64 d = 1) : strided(p, t, h, d, product(larger(h, 0), larger(d, 0)), d, 1) {}
 
     /// Any strides, counted in elements; they may be zero (a broadcast) or negative.
     template <class T>
@@ -43,13 +56,14 @@ struct strided {
           type(scalar_of<std::remove_pointer_t<T>>::value) {}
 
     /// Contiguous [tokens, heads, dim] in a vector, array or span that holds at least that many elements.
-    template <contiguous_storage R>
+    template <contiguous_storage<Pointer> R>
     SASH_INLINE constexpr strided(R&& range, int64 t, int64 h, int64 d = 1)
         : strided(std::ranges::data(range), t, h, d) {
-        require<build::here>(reach(t, h, d, h * d, d, 1) <= static_cast<int64>(std::ranges::size(range)), "a view of [", t, ", ",
-                             h, ", ", d, "] needs ", t * h * d, " elements, the range holds ", std::ranges::size(range));
+        const int64 reached = reach(t, h, d, product(larger(h, 0), larger(d, 0)), larger(d, 0), 1);
+        require<build::here>(reached <= static_cast<int64>(std::ranges::size(range)), "a view of [", t, ", ", h, ", ", d, "] needs ",
+                             reached, " elements, the range holds ", std::ranges::size(range));
     }
-    template <contiguous_storage R>
+    template <contiguous_storage<Pointer> R>
     SASH_INLINE constexpr strided(R&& range, int64 t, int64 h, int64 d, int64 by_token, int64 by_head, int64 by_dim = 1)
         : strided(std::ranges::data(range), t, h, d, by_token, by_head, by_dim) {
         const int64 reached = reach(t, h, d, by_token, by_head, by_dim);

@@ -369,12 +369,12 @@ void merge_pieces(const softmax_job<P>& job, const softmax_task* tasks, int64 pi
     for (int64 piece = 1; piece < pieces; ++piece)
         for (int64 r = 0; r < rows; ++r) {
             const float* from = tasks[piece].partial;
-            const float other = from[rows * pitch + r];
-            if (!is_seen(other)) continue;
+            const float other = from[rows * pitch + r], other_mass = from[rows * pitch + rows + r];
+            if (other_mass == 0) continue;  // it saw nothing. A visible NaN has the mass NaN, whatever its maximum, and spreads
             const float m = larger_maximum(maximum[r], other);
-            const float left = is_seen(maximum[r]) ? std::exp2(maximum[r] - m) : 0, right = std::exp2(other - m);
+            const float left = is_seen(maximum[r]) ? std::exp2(maximum[r] - m) : 0, right = is_seen(other) ? std::exp2(other - m) : 0;
             merge_rows<Build>(into + r * pitch, left, from + r * pitch, right, pitch);
-            denominator[r] = left * denominator[r] + right * from[rows * pitch + rows + r];
+            denominator[r] = left * denominator[r] + right * other_mass;
             maximum[r] = m;
         }
     softmax_task whole = tasks[0];
