@@ -86,6 +86,15 @@ struct history {
     float* value_row(int64 token, int64 head = 0) { return value.data() + (token * shape.kv_heads + head) * shape.value_dim; }
     float* key_row(int64 token, int64 head = 0) { return key.data() + (token * shape.kv_heads + head) * shape.key_dim; }
 
+    // The first n tokens.
+    history first(int64 n) const {
+        history h(n, shape);
+        std::copy_n(query.begin(), h.query.size(), h.query.begin());
+        std::copy_n(key.begin(), h.key.size(), h.key.begin());
+        std::copy_n(value.begin(), h.value.size(), h.value.begin());
+        return h;
+    }
+
     int64 row_floats() const { return shape.heads * shape.value_dim; }  // of one token's output
     sash::output rows(floats& out, int64 first, int64 count) const {
         return {out.data() + first * row_floats(), count, shape.heads, shape.value_dim};

@@ -4,6 +4,8 @@
 #include <sash/memory.hpp>
 #include <sash/view.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -189,7 +191,7 @@ private:
         std::byte* whole;
         std::size_t bytes, alignment;
     };
-    static constexpr std::size_t guard = 64;
+    static constexpr std::size_t guard = 4096;
     static constexpr std::byte mark{0xa5};
 
     static bool guards_hold(const std::byte* memory, const piece& p) {
@@ -200,9 +202,10 @@ private:
     static void* allocate(void* context, std::size_t bytes, std::size_t alignment) {
         auto& self = *static_cast<poisoned_memory*>(context);
         if (self.limit_ >= 0 && self.calls_ >= self.limit_) return nullptr;
-        auto* whole = static_cast<std::byte*>(std::aligned_alloc(alignment, (bytes + 3 * alignment - 1) / alignment * alignment));
+        const std::size_t front = std::max(alignment, guard);  // both powers of two
+        auto* whole = static_cast<std::byte*>(std::aligned_alloc(alignment, (front + bytes + guard + alignment - 1) / alignment * alignment));
         if (whole == nullptr) return nullptr;
-        std::byte* memory = whole + alignment;
+        std::byte* memory = whole + front;
         std::memset(memory - guard, static_cast<int>(mark), guard);
         std::memset(memory, 0xff, bytes);
         std::memset(memory + bytes, static_cast<int>(mark), guard);

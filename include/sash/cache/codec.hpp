@@ -15,6 +15,8 @@
 /// Blocks come uninitialised. Lanes that were never stored hold anything, NaN included.
 #include <sash/cpu/convert.hpp>
 
+SASH_KERNELS_BEGIN
+
 namespace sash {
 
 inline constexpr int64 block_tokens = 64;
@@ -217,3 +219,5 @@ private:
 };
 
 }  // namespace sash
+
+SASH_KERNELS_END

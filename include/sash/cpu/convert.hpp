@@ -4,6 +4,8 @@
 /// nearest, ties to even, overflows to infinity and keeps NaN: bit for bit what the conversions of scalar.hpp do.
 #include <sash/cpu/simd.hpp>
 
+SASH_KERNELS_BEGIN
+
 namespace sash::cpu {
 
 /// to[i] = from[i] for i < count. Cost: O(count).
@@ -23,3 +25,5 @@ void narrow(const float* from, Element* to, int64 count) {
 }
 
 }  // namespace sash::cpu
+
+SASH_KERNELS_END

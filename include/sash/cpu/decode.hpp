@@ -14,11 +14,7 @@
 /// raised when a score exceeds it by 2^8.
 #include <sash/cpu/prefill.hpp>
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns of its own AVX-512 header
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
+SASH_KERNELS_BEGIN
 
 namespace sash::cpu {
 
@@ -353,6 +349,4 @@ void settle(decode_rows<Build>& t) {
 
 }  // namespace sash::cpu
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
+SASH_KERNELS_END

@@ -3,6 +3,8 @@
 /// Two to the power of x, in registers: the softmax works in base 2, with log2(e) folded into the queries.
 #include <sash/cpu/simd.hpp>
 
+SASH_KERNELS_BEGIN
+
 namespace sash::cpu {
 
 inline constexpr float log2_e = 1.44269504f;
@@ -57,3 +59,5 @@ SASH_INLINE floats tanh(floats x) {
 }
 
 }  // namespace sash::cpu
+
+SASH_KERNELS_END

@@ -18,11 +18,7 @@
 #include <sash/cache/codec.hpp>
 #include <sash/cpu/score_tile.hpp>
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns of its own AVX-512 header
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
+SASH_KERNELS_BEGIN
 
 namespace sash::cpu {
 
@@ -411,6 +407,4 @@ void unpack(const query_tile<Build>& tile, float* numerator) {
 
 }  // namespace sash::cpu
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
+SASH_KERNELS_END

@@ -6,6 +6,8 @@
 #include <sash/cpu/exp.hpp>
 #include <sash/score.hpp>
 
+SASH_KERNELS_BEGIN
+
 namespace sash::cpu {
 
 /// Some tokens of one block of 64 of one KV head.
@@ -149,3 +151,5 @@ void score_keys(const void* functor, const score_tile& tile) {
 }
 
 }  // namespace sash::cpu
+
+SASH_KERNELS_END

@@ -9,14 +9,27 @@
 /// different machines share none of them.
 #include <sash/scalar.hpp>
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns of its own AVX-512 header
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-#include <xsimd/xsimd.hpp>
-
 #include <bit>
+
+// Around kernels and around xsimd, whose functions become part of them. g++ 12 warns of its own AVX-512 header. Under
+// -ffast-math clang takes an infinity for something that cannot be, where it sees one being made; kernels are full of
+// them (a score that is not seen is -infinity), so there it is told to compute what is written.
+#if defined(__clang__) && defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#define SASH_KERNELS_BEGIN _Pragma("float_control(push)") _Pragma("float_control(precise, on)")
+#define SASH_KERNELS_END _Pragma("float_control(pop)")
+#elif defined(__GNUC__) && !defined(__clang__)
+#define SASH_KERNELS_BEGIN                                          \
+    _Pragma("GCC diagnostic push")                                  \
+    _Pragma("GCC diagnostic ignored \"-Wmaybe-uninitialized\"")     \
+    _Pragma("GCC diagnostic ignored \"-Wuninitialized\"")
+#define SASH_KERNELS_END _Pragma("GCC diagnostic pop")
+#else
+#define SASH_KERNELS_BEGIN
+#define SASH_KERNELS_END
+#endif
+
+SASH_KERNELS_BEGIN
+#include <xsimd/xsimd.hpp>
 
 namespace sash::cpu {
 
@@ -244,6 +257,4 @@ SASH_INLINE void transpose_4x4(const float* row0, const float* row1, const float
 
 }  // namespace sash::cpu
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
+SASH_KERNELS_END

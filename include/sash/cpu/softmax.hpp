@@ -351,7 +351,7 @@ softmax_round<P> round_of(const softmax_sequence<P>& s, int64 index, detail::blo
 template <class Build, class Element, class P>
 int64 largest_round(const softmax_sequence<P>& s, detail::block_store imagined, int64 key_piece, const runner& run) {
     int64 largest = 0;
-    for (int64 i = 0; i < s.rounds(); ++i) {
+    for (int64 i = 0; i < detail::larger(1, s.rounds()); ++i) {  // without tokens it still stands in the lists of a batch
         softmax_round<P> r = round_of<Build>(s, i, &imagined);
         largest = detail::larger(largest, perform_round<Build, Element>(nullptr, &r, 1, key_piece, run));
     }

@@ -61,7 +61,7 @@ output view_of_dl(const T& t, int64 heads) {
                        " elements, must not be negative");
     }
     for (int i = rank - 1; i >= 0; --i)  // no strides: compact, the last axis fastest
-        stride[i] = t.strides != nullptr ? t.strides[i] : i == rank - 1 ? 1 : stride[i + 1] * extent[i + 1];
+        stride[i] = t.strides != nullptr ? t.strides[i] : i == rank - 1 ? 1 : product(stride[i + 1], extent[i + 1]);
     if (heads != 0) {
         require<Build>(extent[1] % heads == 0, "the DLPack tensor has ", extent[1],
                        " columns, must be a multiple of heads, which is ", heads);

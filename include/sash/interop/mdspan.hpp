@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// Any mdspan as a view of [tokens, heads, dim]: std::mdspan, those of Kokkos and of CUDA, or one of your own. Nothing is
-/// included: what counts are the members data_handle(), rank(), extent(i) and stride(i), as C++23 names them.
+/// Any mdspan as a view of [tokens, heads, dim]: std::mdspan, those of Kokkos and of CUDA, or one of your own. Nothing
+/// is included: what counts are the members data_handle(), rank(), extent(i) and stride(i), as C++23 names them.
 #include <sash/view.hpp>
 
 #include <concepts>

@@ -1,0 +1,12 @@
+// expected-error {{sash: Element must be float, sash::float16 or sash::bfloat16}}
+#include <sash/sash.hpp>
+
+#ifdef CORRECTED
+using element = float;
+#else
+using element = int;
+#endif
+
+int main() {
+    sash::kv_cache<sash::full, element> cache({}, {.heads = 2, .kv_heads = 1, .head_dim = 8});
+}
