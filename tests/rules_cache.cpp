@@ -64,12 +64,12 @@ using kinds = std::tuple<kind<full, float>, kind<full, bfloat16>, kind<sliding_w
 
 const sash::shape small{.heads = 2, .kv_heads = 1, .key_dim = 3, .value_dim = 5};
 
-// The rows of the tokens [first, last) of h.
+// The rows of the tokens [first, last) of h, computed on this thread.
 template <class Cache>
 floats next_rows(Cache& cache, const history& h, int64 first, int64 last) {
     floats out(index((last - first) * h.row_floats()), not_a_number);
     sash::attend(h.queries(first, last - first), h.keys(first, last - first), h.values(first, last - first), cache,
-                 {out, last - first, h.shape.heads, h.shape.value_dim});
+                 {out, last - first, h.shape.heads, h.shape.value_dim}, {.run = sash::serial{}});
     return out;
 }
 
@@ -351,7 +351,7 @@ TEMPLATE_LIST_TEST_CASE("R12: for every number of drafts: bit-equal to a cache t
                     CAPTURE(slack, length, brought, back);
                     const sash::storage storage{.rollback_slack = slack};
                     typename TestType::cache cache(TestType::make(), small, {}, storage), never(TestType::make(), small, {}, storage);
-                    fed(cache, h, {length});
+                    next_rows(cache, h, 0, length);
                     next_rows(cache, drafts, 0, brought);
                     const bytes before = saved(cache);
                     if (!cache.can_rollback(back)) {
@@ -363,7 +363,7 @@ TEMPLATE_LIST_TEST_CASE("R12: for every number of drafts: bit-equal to a cache t
                     cache.rollback(back);
                     const int64 target = length + brought - back;
                     REQUIRE(cache.length() == target);
-                    fed(never, h, {std::min(length, target)});
+                    next_rows(never, h, 0, std::min(length, target));
                     if (target > length) next_rows(never, drafts, 0, target - length);
                     REQUIRE(difference_in_bits(next_rows(cache, h, 70, 80), next_rows(never, h, 70, 80)) == "");
                     REQUIRE(difference_in_bits(next_rows(cache, h, 80, 81), next_rows(never, h, 80, 81)) == "");
@@ -802,6 +802,55 @@ TEST_CASE("R14: the file of another cache is refused") {
     fed(state, h, {20});
     CHECK_THROWS_AS(rectified.load(saved(state)), sash::error);
     CHECK_THROWS_AS(cache.load(saved(state)), sash::error);
+}
+
+namespace {
+
+// Policies and scores of a user's, each told from the next by one number that shows only here and there.
+struct every_nth {
+    int64 n = 1;
+    constexpr bool sees(int64 i, int64 j) const { return j <= i && (i - j) % n == 0; }
+    constexpr sash::key_intervals<1> visible(int64, int64 last) const {
+        sash::key_intervals<1> keys;
+        keys.add(0, last);
+        return keys;
+    }
+};
+struct less_beyond {
+    float reach;
+    template <class N, class Site>
+    constexpr N operator()(N s, const Site& at) const {
+        using sash::select;
+        return select(at.distance() > N(reach), s - N(1), s);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("R14: the file of another policy or score of a user's is refused") {
+    const history h = contents(30, small);
+    for (const int64 n : {1, 2, 3, 7, 9, 16, 17, 32, 100}) {
+        kv_cache cache(every_nth{n}, small);
+        fed(cache, h, {30});
+        CHECK(cache.load(saved(cache)) > 0);
+        for (const int64 other : {1, 2, 3, 7, 9, 16, 17, 32, 100}) {
+            if (other == n) continue;
+            CAPTURE(n, other);
+            kv_cache target(every_nth{other}, small);
+            CHECK_THROWS_AS(target.load(saved(cache)), sash::error);
+        }
+    }
+    for (const float reach : {0.f, 3.f, 20.f, 50.f, 100.f, 200.f, 1000.f}) {
+        kv_cache cache(full{}, small, {.custom = less_beyond{reach}});
+        fed(cache, h, {30});
+        CHECK(cache.load(saved(cache)) > 0);
+        for (const float other : {0.f, 3.f, 20.f, 50.f, 100.f, 200.f, 1000.f}) {
+            if (other == reach) continue;
+            CAPTURE(reach, other);
+            kv_cache target(full{}, small, {.custom = less_beyond{other}});
+            CHECK_THROWS_AS(target.load(saved(cache)), sash::error);
+        }
+    }
 }
 
 TEST_CASE("R14: a file is exactly its bytes, so layers lie behind each other; all are loaded or none") {

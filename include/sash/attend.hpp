@@ -21,16 +21,17 @@ namespace sash {
 /// nothing in steady-state decoding. Errors: sash::error for a shape, stride, position or capacity that cannot be, naming the
 /// value and the limit, and std::bad_alloc; both before anything is written.
 template <class Policy, class Element>
-SASH_INLINE void attend(const tokens_of<std::type_identity_t<Policy>>& tokens, kv_cache<Policy, Element>& cache, output out,
-                        const options& how = {}) {
+SASH_INLINE void attend(const tokens_of<std::type_identity_t<Policy>>& tokens, kv_cache<Policy, Element>& cache,
+                        output out, const options& how = {}) {
     detail::perform_one<build::here>(tokens, cache, out, detail::verb::attend, how);
 }
 
 /// The short form, for policies that need query, key and value alone.
 template <class Policy, class Element>
-SASH_INLINE void attend(input query, input key, input value, kv_cache<Policy, Element>& cache, output out, const options& how = {}) {
-    detail::perform_one<build::here, kv_cache<Policy, Element>>({.query = query, .key = key, .value = value}, cache, out,
-                                                                detail::verb::attend, how);
+SASH_INLINE void attend(input query, input key, input value, kv_cache<Policy, Element>& cache, output out,
+                        const options& how = {}) {
+    detail::perform_one<build::here, kv_cache<Policy, Element>>({.query = query, .key = key, .value = value}, cache,
+                                                                out, detail::verb::attend, how);
 }
 
 /// A batch: every sequence has its own cache and its own number of tokens. All or nothing: one request that cannot be leaves
@@ -39,12 +40,14 @@ SASH_INLINE void attend(input query, input key, input value, kv_cache<Policy, El
 template <std::ranges::contiguous_range R>
     requires requires(R& r) { std::ranges::data(r)->cache->length(); }
 SASH_INLINE void attend(R&& requests, const options& how = {}) {
-    detail::perform_requests<build::here>(std::ranges::data(requests), static_cast<int64>(std::ranges::size(requests)), how);
+    detail::perform_requests<build::here>(std::ranges::data(requests), static_cast<int64>(std::ranges::size(requests)),
+                                          how);
 }
 
 /// Appends tokens and computes no rows.
 template <class Policy, class Element>
-SASH_INLINE void append(const tokens_of<std::type_identity_t<Policy>>& tokens, kv_cache<Policy, Element>& cache, const options& how = {}) {
+SASH_INLINE void append(const tokens_of<std::type_identity_t<Policy>>& tokens, kv_cache<Policy, Element>& cache,
+                        const options& how = {}) {
     detail::perform_one<build::here>(tokens, cache, {}, detail::verb::append, how);
 }
 template <class Policy, class Element>
@@ -72,11 +75,12 @@ SASH_INLINE void read(input query, const kv_cache<Policy, Element>& cache, outpu
 template <attention_policy Policy>
 SASH_INLINE void attend(const Policy& policy, input query, input key, input value, output out, const options& how = {},
                         const score& scores = {}) {
-    detail::perform_without_cache<build::here, Policy>(policy, {.query = query, .key = key, .value = value}, out, how, scores);
+    detail::perform_without_cache<build::here, Policy>(policy, {.query = query, .key = key, .value = value}, out, how,
+                                                       scores);
 }
 template <attention_policy Policy>
-SASH_INLINE void attend(const Policy& policy, const tokens_of<std::type_identity_t<Policy>>& tokens, output out, const options& how = {},
-                        const score& scores = {}) {
+SASH_INLINE void attend(const Policy& policy, const tokens_of<std::type_identity_t<Policy>>& tokens, output out,
+                        const options& how = {}, const score& scores = {}) {
     detail::perform_without_cache<build::here, Policy>(policy, tokens, out, how, scores);
 }
 

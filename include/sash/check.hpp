@@ -33,19 +33,22 @@ void check_extents(const char* name, const strided<Pointer>& t, int64 tokens, in
     require<Build>(t.dim == dim, name, " has dim ", t.dim, ", must have ", dim);
     require<Build>(t.empty() || t.data != nullptr, name, " has no memory");
     const auto element = static_cast<std::uintptr_t>(bytes_of(t.type));
-    require<Build>(reinterpret_cast<std::uintptr_t>(t.data) % element == 0, name, " begins at an address that is no multiple of its element's ",
-                   static_cast<int64>(element), " bytes");
+    require<Build>(reinterpret_cast<std::uintptr_t>(t.data) % element == 0, name,
+                   " begins at an address that is no multiple of its element's ", static_cast<int64>(element),
+                   " bytes");
 }
 
 /// No two numbers of an output may lie in the same place. Axes in the order of their strides: each must step over all that the
 /// smaller ones reach. (Contiguous, transposed, padded and reversed layouts do.)
 template <class Build>
 void check_written(const output& t) {
+    if (t.empty()) return;
     struct axis {
         const char* name;
         int64 extent, stride;
     };
-    axis axes[3] = {{"token", t.tokens, t.token_stride}, {"head", t.heads, t.head_stride}, {"dim", t.dim, t.dim_stride}};
+    axis axes[3] = {
+        {"token", t.tokens, t.token_stride}, {"head", t.heads, t.head_stride}, {"dim", t.dim, t.dim_stride}};
     for (axis& a : axes) a.stride = a.stride < 0 ? -a.stride : a.stride;
     const auto in_order = [&](int i, int j) {
         if (axes[j].stride < axes[i].stride) std::swap(axes[i], axes[j]);
@@ -56,16 +59,16 @@ void check_written(const output& t) {
     int64 reached = 0;
     for (const axis& a : axes) {
         if (a.extent <= 1) continue;
-        require<Build>(a.stride > reached, "out has ", a.name, " stride ", a.stride, ", but what lies between reaches ", reached,
-                       ": its rows would overlap");
+        require<Build>(a.stride > reached, "out has ", a.name, " stride ", a.stride, ", but what lies between reaches ",
+                       reached, ": its rows would overlap");
         reached = total(reached, product(a.extent - 1, a.stride));
     }
 }
 
 template <class Build>
 void check_lse(std::span<float> lse, int64 tokens, int64 heads) {
-    require<Build>(lse.empty() || static_cast<int64>(lse.size()) == tokens * heads, "lse has ", lse.size(), " entries, must have ",
-                   tokens * heads, ": [tokens, heads]");
+    require<Build>(lse.empty() || static_cast<int64>(lse.size()) == tokens * heads, "lse has ", lse.size(),
+                   " entries, must have ", tokens * heads, ": [tokens, heads]");
 }
 
 template <class Build, class P>
@@ -103,15 +106,18 @@ void check_first_query(const P& p, const block_store& s, int64 first, int64 toke
 template <class Build, class P, class E>
 void check_position(const call<P, E>& c, verb what, int64 tokens) {
     const int64 length = c.cache->store.length;
-    require<Build>(tokens < far_away - length, "the cache has seen ", length, " tokens, ", tokens, " more are too many");
+    require<Build>(tokens < far_away - length, "the cache has seen ", length, " tokens, ", tokens,
+                   " more are too many");
     if (what != verb::read) {
         require<Build>(c.first_query == options::automatic || c.first_query == length, "first_query is ", c.first_query,
                        ", but these tokens stand at ", length, ", the length of the cache");
         if constexpr (softmax_policy<P>)
             require<Build>(what == verb::append || ask::is_causal(c.cache->policy),
-                           "a bidirectional policy takes append, then read: an append that also reads could not be cut into parts");
+                           "a bidirectional policy takes append, then read: an append that also reads could not be cut "
+                           "into parts");
     } else if constexpr (softmax_policy<P>) {
-        if (c.first_query != options::automatic) check_first_query<Build>(c.cache->policy, c.cache->store, c.first_query, tokens);
+        if (c.first_query != options::automatic)
+            check_first_query<Build>(c.cache->policy, c.cache->store, c.first_query, tokens);
     } else {
         require<Build>(c.first_query == options::automatic || c.first_query == length,
                        "a recurrent cache is read where it stands, at ", length, "; first_query is ", c.first_query);
@@ -127,7 +133,8 @@ void check_capacity(const cache_data<P, E>& c, int64 tokens) {
         advance<Build>(after, c.policy, tokens);
         int64 held = 0;
         for (const key_interval& i : held_positions(after)) held += i.last - i.first;
-        require<Build>(held <= c.options.capacity, "the cache would hold ", held, " tokens, its capacity is ", c.options.capacity);
+        require<Build>(held <= c.options.capacity, "the cache would hold ", held, " tokens, its capacity is ",
+                       c.options.capacity);
     }
 }
 

@@ -18,8 +18,7 @@ class task {
 public:
     template <class F>
         requires(!std::is_same_v<std::remove_cvref_t<F>, task>)
-    SASH_INLINE task(F& f)
-        : what_(&f), call_([](void* what, int64 i) { (*static_cast<F*>(what))(i); }) {}
+    SASH_INLINE task(F& f) : what_(&f), call_([](void* what, int64 i) { (*static_cast<F*>(what))(i); }) {}
     SASH_INLINE void operator()(int64 i) const { call_(what_, i); }
 
 private:
@@ -74,13 +73,15 @@ public:
         requires(!std::is_same_v<std::remove_cvref_t<R>, runner> && std::is_invocable_v<R&, int64, task>)
     SASH_INLINE runner(R&& run) {
         using plain = std::remove_cvref_t<R>;
-        if constexpr (std::is_trivially_copyable_v<plain> && sizeof(plain) <= sizeof held_ && alignof(plain) <= alignof(void*)) {
+        if constexpr (std::is_trivially_copyable_v<plain> && sizeof(plain) <= sizeof held_ &&
+                      alignof(plain) <= alignof(void*)) {
             ::new (static_cast<void*>(held_)) plain(run);
             run_ = &run_as<build::here, plain, false>;
         } else {
-            static_assert(std::is_lvalue_reference_v<R>, "sash: a large runner must be an lvalue that outlives the call");
+            static_assert(std::is_lvalue_reference_v<R>,
+                          "sash: a large runner must be an lvalue that outlives the call");
             auto* where = const_cast<plain*>(&run);
-            ::new (static_cast<void*>(held_)) (plain*)(where);
+            ::new (static_cast<void*>(held_))(plain*)(where);
             run_ = &run_as<build::here, plain, true>;
         }
         concurrency_ = concurrency_of(run);
@@ -128,7 +129,8 @@ void run_tasks(const runner& given, int64 tasks, std::byte* scratch, int64 scrat
     if (tasks == 0) return;
     std::atomic<int64> next{0};
     auto work = [&](int64 worker) {
-        for (int64 i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) do_task(i, scratch + worker * scratch_bytes);
+        for (int64 i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
+            do_task(i, scratch + worker * scratch_bytes);
     };
     if (workers == 1)
         work(0);
@@ -136,8 +138,23 @@ void run_tasks(const runner& given, int64 tasks, std::byte* scratch, int64 scrat
         given(workers, task(work));
 }
 
+/// The list that task i belongs to, where list j has tasks [first[j], first[j + 1]) of `count` lists.
+SASH_INLINE int64 list_of(const int64* first, int64 count, int64 i) {
+    int64 low = 0;
+    for (int64 high = count; high - low > 1;) {
+        const int64 middle = low + (high - low) / 2;
+        if (first[middle] <= i)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /// How many workers, each with scratch of its own, a runner gets for so many tasks.
-SASH_INLINE int64 workers_for(const runner& run, int64 tasks) { return larger(1, smaller(smaller(run.concurrency(), tasks), 256)); }
+SASH_INLINE int64 workers_for(const runner& run, int64 tasks) {
+    return larger(1, smaller(smaller(run.concurrency(), tasks), 256));
+}
 
 }  // namespace detail
 }  // namespace sash

@@ -36,8 +36,10 @@ struct access {  // lets the verb see the inside of a cache
 template <class Policy, class Element = float>
 class kv_cache {
     static_assert(attention_policy<Policy>,
-                  "sash: Policy must model sash::attention_policy (see sash/policy.hpp: sees and visible, or a recurrent policy)");
-    static_assert(std::is_same_v<Element, float> || std::is_same_v<Element, float16> || std::is_same_v<Element, bfloat16>,
+                  "sash: Policy must model sash::attention_policy (see sash/policy.hpp: sees and visible, or a "
+                  "recurrent policy)");
+    static_assert(std::is_same_v<Element, float> || std::is_same_v<Element, float16> ||
+                      std::is_same_v<Element, bfloat16>,
                   "sash: Element must be float, sash::float16 or sash::bfloat16");
     using build_ = build::here;
 
@@ -142,7 +144,8 @@ public:
     /// Writes the cache: held tokens, bit for bit, with a version, a fingerprint of policy, shape and score options, and a
     /// checksum. Numbers are in the byte order of the machine.
     SASH_INLINE void save(std::span<std::byte> to) const {
-        detail::require<build_>(to.size() >= saved_bytes(), "saving needs ", saved_bytes(), " bytes, there is room for ", to.size());
+        detail::require<build_>(to.size() >= saved_bytes(), "saving needs ", saved_bytes(),
+                                " bytes, there is room for ", to.size());
         detail::save_cache<build_>(data_, to.data());
     }
     SASH_INLINE std::vector<std::byte> save() const {
@@ -165,8 +168,12 @@ public:
         const detail::score_state& s = data_.scores;
         const auto heads = static_cast<std::size_t>(data_.dims.heads);
         return kv_cache(data_.policy, data_.dims,
-                        score{s.scale, s.soft_cap, {s.alibi, s.alibi ? heads : 0}, {s.sink_logits, s.sink_logits ? heads : 0},
-                              {{s.frequencies, static_cast<std::size_t>(s.pairs)}, s.layout, 0, s.by}, s.custom},
+                        score{s.scale,
+                              s.soft_cap,
+                              {s.alibi, s.alibi ? heads : 0},
+                              {s.sink_logits, s.sink_logits ? heads : 0},
+                              {{s.frequencies, static_cast<std::size_t>(s.pairs)}, s.layout, 0, s.by},
+                              s.custom},
                         data_.options);
     }
 
@@ -270,7 +277,8 @@ template <cache_range R, class Cache>
 SASH_INLINE void restore(R&& caches, const checkpoints<Cache>& from) {
     int64 count = 0;
     for (auto& cache : caches) count += (static_cast<void>(cache), 1);
-    detail::require<build::here>(count == from.size(), "restoring ", count, " caches from ", from.size(), " checkpoints");
+    detail::require<build::here>(count == from.size(), "restoring ", count, " caches from ", from.size(),
+                                 " checkpoints");
     checkpoints<Cache> forks;
     for (const Cache& c : from) forks.add(c.checkpoint());  // all that can fail
     Cache* next = forks.begin();

@@ -28,14 +28,17 @@ inline constexpr std::size_t cache_line = 64;
 inline constexpr std::size_t huge_page = std::size_t{1} << 21;
 
 /// The alignment a piece of this size is asked with.
-SASH_INLINE constexpr std::size_t alignment_for(std::size_t bytes) { return bytes >= 2 * huge_page ? huge_page : cache_line; }
+SASH_INLINE constexpr std::size_t alignment_for(std::size_t bytes) {
+    return bytes >= 2 * huge_page ? huge_page : cache_line;
+}
 
 /// Uninitialised memory of at least `bytes` bytes; throws std::bad_alloc (or calls on_error) when there is none.
 template <class Build>
 void* allocate(const memory_source& source, std::size_t bytes) {
     const std::size_t alignment = alignment_for(bytes);
     const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-    void* memory = source.allocate ? source.allocate(source.context, rounded, alignment) : std::aligned_alloc(alignment, rounded);
+    void* memory =
+        source.allocate ? source.allocate(source.context, rounded, alignment) : std::aligned_alloc(alignment, rounded);
     if (memory == nullptr) {
 #if defined(__cpp_exceptions)
         throw std::bad_alloc();
@@ -44,7 +47,8 @@ void* allocate(const memory_source& source, std::size_t bytes) {
 #endif
     }
 #if defined(__linux__)
-    if (!source.allocate && alignment == huge_page) madvise(memory, rounded, MADV_HUGEPAGE);  // advice: failure is harmless
+    if (!source.allocate && alignment == huge_page)
+        madvise(memory, rounded, MADV_HUGEPAGE);  // advice: failure is harmless
 #endif
     return memory;
 }

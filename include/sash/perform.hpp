@@ -45,23 +45,27 @@ struct workplace {
     std::size_t listed = 0;
 
     /// `bytes` more bytes behind the list.
-    SASH_INLINE std::byte* grow(int64 bytes) const { return memory->grow(listed + static_cast<std::size_t>(bytes), listed) + listed; }
+    SASH_INLINE std::byte* grow(int64 bytes) const {
+        return memory->grow(listed + static_cast<std::size_t>(bytes), listed) + listed;
+    }
     SASH_INLINE bool has(int64 bytes) const { return memory->bytes() >= listed + static_cast<std::size_t>(bytes); }
 };
 
 template <class Build, class P, class E>
-void perform_softmax(const call<P, E>* calls, int64 count, verb what, const options& how, const runner& run, workplace at,
-                     cpu::softmax_sequence<P>* sequences) {
+void perform_softmax(const call<P, E>* calls, int64 count, verb what, const options& how, const runner& run,
+                     workplace at, cpu::softmax_sequence<P>* sequences) {
     for (int64 j = 0; j < count; ++j)
-        ::new (static_cast<void*>(sequences + j)) cpu::softmax_sequence<P>(sequence_of<Build>(calls[j], what, how.finish));
+        ::new (static_cast<void*>(sequences + j))
+            cpu::softmax_sequence<P>(sequence_of<Build>(calls[j], what, how.finish));
     if (what != verb::read)
         for (int64 j = 0; j < count; ++j)
-            make_room<Build>(*sequences[j].store, calls[j].cache->policy, sequences[j].key.tokens, sequences[j].piece());
+            make_room<Build>(*sequences[j].store, calls[j].cache->policy, sequences[j].key.tokens,
+                             sequences[j].piece());
     const int64 bytes = cpu::workspace_for<Build, E>(sequences, count, how.key_piece, run);
     const bool enough = at.has(bytes);
     const std::ptrdiff_t listed_at = reinterpret_cast<std::byte*>(sequences) - at.memory->grow(0);
-    std::byte* memory =
-        at.grow(enough ? bytes : larger(bytes, cpu::workspace_for<Build, E>(sequences, count, how.key_piece, run, true)));
+    std::byte* memory = at.grow(
+        enough ? bytes : larger(bytes, cpu::workspace_for<Build, E>(sequences, count, how.key_piece, run, true)));
     if (at.listed > 0) sequences = reinterpret_cast<cpu::softmax_sequence<P>*>(at.memory->grow(0) + listed_at);
     cpu::perform<Build, E>(sequences, count, how.key_piece, run, memory);
 }
@@ -97,7 +101,8 @@ void fill_recurrent_turns(cpu::arena& memory, const call<P, E>& c, cpu::recurren
     const int64 tokens = r.reads ? r.query.tokens : r.key.tokens;
     turn* turns = memory.take<turn>(tokens * s.pairs);
     for (int64 t = 0; turns && t < tokens; ++t)
-        for (int64 pair = 0; pair < s.pairs; ++pair) turns[t * s.pairs + pair] = turn_by<Build>(c.cache->store.length + t, s.frequencies[pair]);
+        for (int64 pair = 0; pair < s.pairs; ++pair)
+            turns[t * s.pairs + pair] = turn_by<Build>(c.cache->store.length + t, s.frequencies[pair]);
     r.turns = turns;
     r.pairs = s.pairs;
 }
@@ -105,6 +110,7 @@ void fill_recurrent_turns(cpu::arena& memory, const call<P, E>& c, cpu::recurren
 /// How the workspace of a recurrent call is divided.
 struct recurrent_plan {
     cpu::recurrent_call* calls = nullptr;  // [count]
+    int64* first_task = nullptr;           // [count + 1]
     std::byte* scratch = nullptr;          // [workers][scratch_bytes]
     int64 workers = 1, scratch_bytes = 0, used = 0;
 };
@@ -115,6 +121,7 @@ recurrent_plan plan_recurrent(cpu::arena memory, const call<P, E>* calls, int64 
     recurrent_plan plan;
     plan.workers = larger(1, smaller(run.concurrency(), 64));
     plan.calls = memory.take<cpu::recurrent_call>(count);
+    plan.first_task = memory.take<int64>(count + 1);
     for (int64 j = 0; j < count; ++j) {
         cpu::recurrent_call r = recurrent_call_of<Build>(calls[j], what);
         fill_recurrent_turns<Build>(memory, calls[j], r);
@@ -133,18 +140,20 @@ void perform_recurrent(const call<P, E>* calls, int64 count, verb what, const ru
     if (at.listed > 0) calls = reinterpret_cast<const call<P, E>*>(at.memory->grow(0));
     for (int64 j = 0; j < count; ++j) ensure_states<Build>(calls[j].cache->store);
     const recurrent_plan plan = plan_recurrent<Build>({memory}, calls, count, what, run);
-    int64 tasks = 0, work = 0;
+    int64 work = 0;
+    plan.first_task[0] = 0;
     for (int64 j = 0; j < count; ++j) {
         const state_store& s = calls[j].cache->store;
-        tasks += s.states;
+        plan.first_task[j + 1] = plan.first_task[j] + s.states;
         work += tokens_in<P>(*calls[j].tokens, what) * s.states * s.state_floats;
     }
     const int64 workers = work < 1 << 16 ? 1 : plan.workers;
-    run_tasks<Build>(run, tasks, plan.scratch, plan.scratch_bytes, workers, [&](int64 i, std::byte* mine) {
-        int64 j = 0;
-        for (; i >= calls[j].cache->store.states; ++j) i -= calls[j].cache->store.states;
-        cpu::recurrent<Build>(calls[j].cache->policy, calls[j].cache->dims, calls[j].cache->store, plan.calls[j], i, reinterpret_cast<float*>(mine));
-    });
+    run_tasks<Build>(run, plan.first_task[count], plan.scratch, plan.scratch_bytes, workers,
+                     [&](int64 i, std::byte* mine) {
+                         const int64 j = list_of(plan.first_task, count, i);
+                         cpu::recurrent<Build>(calls[j].cache->policy, calls[j].cache->dims, calls[j].cache->store,
+                                               plan.calls[j], i - plan.first_task[j], reinterpret_cast<float*>(mine));
+                     });
     if (what != verb::read)
         for (int64 j = 0; j < count; ++j) calls[j].cache->store.length += tokens_in<P>(*calls[j].tokens, what);
 }
@@ -217,7 +226,8 @@ template <class Build, class Cache>
 void perform_requests(request<Cache>* requests, int64 count, const options& how) {
     using P = typename Cache::policy_type;
     using E = typename Cache::element_type;
-    require<Build>(how.lse.empty() && how.first_query == options::automatic, "a batch takes lse in each request, and no first_query");
+    require<Build>(how.lse.empty() && how.first_query == options::automatic,
+                   "a batch takes lse in each request, and no first_query");
     require<Build>(how.key_piece >= 0, "key_piece is ", how.key_piece, ", must not be negative");
     if (count == 0) return;
     for (int64 i = 0; i < count; ++i) require<Build>(requests[i].cache != nullptr, "request ", i, " has no cache");
@@ -225,7 +235,8 @@ void perform_requests(request<Cache>* requests, int64 count, const options& how)
     workspace unused;
     workplace at{workspace_of(how, access::data(*requests[0].cache), verb::attend, unused)};
     const int64 slots = int64{1} << (bits_in(count) + 1);
-    const auto lay_out = [&](cpu::arena memory, call<P, E>*& calls, cpu::softmax_sequence<store_policy<P>>*& sequences, int64*& slot) {
+    const auto lay_out = [&](cpu::arena memory, call<P, E>*& calls, cpu::softmax_sequence<store_policy<P>>*& sequences,
+                             int64*& slot) {
         calls = memory.take<call<P, E>>(count);
         sequences = memory.take<cpu::softmax_sequence<store_policy<P>>>(count);
         slot = memory.take<int64>(slots);
@@ -239,7 +250,8 @@ void perform_requests(request<Cache>* requests, int64 count, const options& how)
     check_distinct<Build>(requests, count, slot, slots);
     for (int64 i = 0; i < count; ++i) {
         request<Cache>& r = requests[i];
-        ::new (static_cast<void*>(calls + i)) call<P, E>{&r.tokens, &access::data(*r.cache), r.out, r.lse, options::automatic};
+        ::new (static_cast<void*>(calls + i))
+            call<P, E>{&r.tokens, &access::data(*r.cache), r.out, r.lse, options::automatic};
         check_call<Build>(calls[i], verb::attend);
     }
     const runner run = runner_of<Build>(how);
@@ -255,16 +267,19 @@ void perform_requests(request<Cache>* requests, int64 count, const options& how)
 template <class Build>
 int64 stateless_first(const options& how, int64 queries, int64 keys, bool causal) {
     if (how.first_query != options::automatic) {
-        require<Build>(how.first_query >= 0 && how.first_query < far_away, "first_query is ", how.first_query, ", must not be negative");
+        require<Build>(how.first_query >= 0 && how.first_query < far_away, "first_query is ", how.first_query,
+                       ", must not be negative");
         return how.first_query;
     }
-    require<Build>(queries <= keys || !causal, queries, " queries are to be the last of ", keys, " tokens: say .first_query");
+    require<Build>(queries <= keys || !causal, queries, " queries are to be the last of ", keys,
+                   " tokens: say .first_query");
     return larger(0, keys - queries);
 }
 
 /// Keys and values are packed into blocks of scratch, those some query sees, and attended as a cache's are.
 template <class Build, class P>
-void perform_stateless(const P& policy, const shape& dims, const tokens_of<P>& in, output out, const options& how, const score& scores) {
+void perform_stateless(const P& policy, const shape& dims, const tokens_of<P>& in, output out, const options& how,
+                       const score& scores) {
     validate<Build>(policy, dims);
     const score_state state = view_of_score<Build>(policy, dims, scores);
     block_store store;
@@ -293,18 +308,21 @@ void perform_stateless(const P& policy, const shape& dims, const tokens_of<P>& i
     const int64 block_bytes = store.heads * store.ring_blocks * store.block_bytes;
     const int64 scratch_bytes = cpu::workspace_for<Build, float>(&s, 1, how.key_piece, run);
     workspace local;
-    std::byte* memory = (how.workspace ? *how.workspace : local).grow(static_cast<std::size_t>(block_bytes + scratch_bytes));
+    std::byte* memory =
+        (how.workspace ? *how.workspace : local).grow(static_cast<std::size_t>(block_bytes + scratch_bytes));
     store.ring_data = memory;
     cpu::perform<Build, float>(&s, 1, how.key_piece, run, memory + block_bytes);
 }
 
 /// A recurrent policy without a cache: the states live for the call.
 template <class Build, class P>
-void perform_stateless_recurrent(const P& policy, const shape& dims, tokens_of<P> in, output out, const options& how, const score& scores) {
+void perform_stateless_recurrent(const P& policy, const shape& dims, tokens_of<P> in, output out, const options& how,
+                                 const score& scores) {
     kv_cache<P, float> cache(policy, dims, scores);
     const int64 before = stateless_first<Build>(how, in.query.tokens, in.key.tokens, true);
-    require<Build>(before + in.query.tokens == in.key.tokens, "the queries of a recurrent policy are the last tokens: first_query is ", before,
-                   ", must be ", in.key.tokens - in.query.tokens);
+    require<Build>(before + in.query.tokens == in.key.tokens,
+                   "the queries of a recurrent policy are the last tokens: first_query is ", before, ", must be ",
+                   in.key.tokens - in.query.tokens);
     tokens_of<P> prefix = in;
     prefix.key = in.key.tokens_from(0, before);
     prefix.value = in.value.tokens_from(0, before);
@@ -321,10 +339,16 @@ void perform_stateless_recurrent(const P& policy, const shape& dims, tokens_of<P
 }
 
 template <class Build, class P>
-void perform_without_cache(const P& policy, const tokens_of<P>& in, output out, const options& how, const score& scores) {
+void perform_without_cache(const P& policy, const tokens_of<P>& in, output out, const options& how,
+                           const score& scores) {
     const int64 kv_heads = larger(in.key.heads, in.value.heads);
-    shape dims{.heads = out.heads, .kv_heads = kv_heads, .key_dim = in.query.dim, .value_dim = in.value.dim, .query_heads = in.query.heads,
-               .key_heads = in.key.heads, .value_heads = in.value.heads};
+    shape dims{.heads = out.heads,
+               .kv_heads = kv_heads,
+               .key_dim = in.query.dim,
+               .value_dim = in.value.dim,
+               .query_heads = in.query.heads,
+               .key_heads = in.key.heads,
+               .value_heads = in.value.heads};
     if constexpr (takes_decay<P>) dims.gate_heads = in.decay.heads;
     dims = resolve<Build>(dims);
     check_extents<Build>("query", in.query, in.query.tokens, dims.query_heads, dims.key_dim);

@@ -18,6 +18,9 @@
 ///                                                       distance falls by 1 from key to key      (optional: false)
 ///     read_position(query, frame) -> int64              where the query stands, for rotary
 ///                                                       positions, when it reads that frame      (optional: query)
+///     frames                                            static constexpr int: frames it reads in  (optional: 1)
+///     causal                                            bool member; false: queries see later
+///                                                       keys, so a cache takes append and read   (optional: true)
 ///     validate(refuse) or validate(refuse, shape)       calls refuse(parts...) on a bad value    (optional)
 ///     exact_intervals                                   static constexpr bool: the intervals of
 ///                                                       ONE query are exactly what it sees, so
@@ -96,11 +99,16 @@ private:
 
 /// A policy that weighs keys with a softmax.
 template <class P>
-concept softmax_policy = std::is_trivially_copyable_v<P> &&
-                         (requires(const P& p, int64 i) { p.visible(i, i).count; } ||
-                          requires(const P& p, int64 i) { p.visible(i, i, i).count; }) &&
-                         (requires(const P& p, int64 i) { { p.sees(i, i) } -> std::convertible_to<bool>; } ||
-                          requires(const P& p, int64 i) { { p.sees(i, i, i) } -> std::convertible_to<bool>; });
+concept softmax_policy = std::is_trivially_copyable_v<P> &&(
+                             requires(const P& p, int64 i) { p.visible(i, i).count; } ||
+                             requires(const P& p, int64 i) { p.visible(i, i, i).count; }) &&
+                         (
+                             requires(const P& p, int64 i) {
+                                 { p.sees(i, i) } -> std::convertible_to<bool>;
+                             } ||
+                             requires(const P& p, int64 i) {
+                                 { p.sees(i, i, i) } -> std::convertible_to<bool>;
+                             });
 
 /// A policy that keeps a state of fixed size in place of keys and values.
 template <class P>
@@ -134,8 +142,10 @@ SASH_INLINE constexpr bool sees(const P& p, int64 query, int64 key, [[maybe_unus
 }
 
 template <class P>
-inline constexpr bool has_whole = requires(const P& p, key_interval i) { p.whole(i, i); } ||
-                                  requires(const P& p, key_interval i, int64 h) { p.whole(i, i, h); };
+inline constexpr bool has_whole = requires(const P& p, key_interval i) {
+    p.whole(i, i);
+}
+|| requires(const P& p, key_interval i, int64 h) { p.whole(i, i, h); };
 
 template <softmax_policy P>
 SASH_INLINE constexpr bool whole(const P& p, key_interval queries, key_interval keys, [[maybe_unused]] int64 kv_head) {
@@ -148,8 +158,10 @@ SASH_INLINE constexpr bool whole(const P& p, key_interval queries, key_interval 
 }
 
 template <class P>
-inline constexpr bool has_retained = requires(const P& p, int64 next) { p.retained(next); } ||
-                                     requires(const P& p, int64 next) { p.retained(next, next); };
+inline constexpr bool has_retained = requires(const P& p, int64 next) {
+    p.retained(next);
+}
+|| requires(const P& p, int64 next) { p.retained(next, next); };
 
 template <softmax_policy P>
 SASH_INLINE constexpr auto retained(const P& p, int64 next, [[maybe_unused]] int64 kv_head) {
@@ -165,8 +177,10 @@ SASH_INLINE constexpr auto retained(const P& p, int64 next, [[maybe_unused]] int
 }
 
 template <class P>
-inline constexpr bool has_distance = requires(const P& p, int64 i) { p.distance(i, i); } ||
-                                     requires(const P& p, int64 i) { p.distance(i, i, i); };
+inline constexpr bool has_distance = requires(const P& p, int64 i) {
+    p.distance(i, i);
+}
+|| requires(const P& p, int64 i) { p.distance(i, i, i); };
 
 template <softmax_policy P>
 SASH_INLINE constexpr int64 distance(const P& p, int64 query, int64 key, [[maybe_unused]] int64 kv_head) {
@@ -207,7 +221,9 @@ inline constexpr int frames = [] {
 /// May caches of this policy append and read in one call? (Not where a query sees later keys: cutting would show.)
 template <class P>
 SASH_INLINE constexpr bool is_causal(const P& p) {
-    if constexpr (requires { { p.causal } -> std::convertible_to<bool>; })
+    if constexpr (requires {
+                      { p.causal } -> std::convertible_to<bool>;
+                  })
         return p.causal;
     else
         return true;

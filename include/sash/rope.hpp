@@ -39,12 +39,13 @@ struct rope_table {
     SASH_INLINE constexpr const double* end() const { return frequency + pairs; }
 };
 
-/// Rotary positions as an option of the scores. Empty frequencies: none.
+/// Rotary positions as an option of the scores. Empty frequencies: none. The span is a view: the table it names must live
+/// until the cache is made, which copies it (or until a call without a cache returns).
 struct rotary {
-    std::span<const double> frequencies = {};            ///< [dims / 2], radians per position; the cache copies them
-    rotary_layout layout = rotary_layout::half_split;    ///< which numbers form a pair
-    int64 dims = 0;                                      ///< leading dims that turn; 0: twice the number of frequencies
-    rotates by = rotates::caller;                        ///< who turns
+    std::span<const double> frequencies = {};          ///< [dims / 2], radians per position; the cache copies them
+    rotary_layout layout = rotary_layout::half_split;  ///< which numbers form a pair
+    int64 dims = 0;                                    ///< leading dims that turn; 0: twice the number of frequencies
+    rotates by = rotates::caller;                      ///< who turns
 };
 
 /// Parameters of the scaling that Llama 3.1 introduced: low frequencies are slowed by `factor`, high ones kept, those in
@@ -57,7 +58,8 @@ struct llama3_scaling {
 template <class Build = build::here>
 rope_table rope_frequencies(int64 dims, double base = 10000) {
     detail::require<Build>(dims >= 0 && dims % 2 == 0, "rotary dims is ", dims, ", must be even and not negative");
-    detail::require<Build>(dims <= 2 * rope_table::most, "rotary dims is ", dims, ", must be at most ", 2 * rope_table::most);
+    detail::require<Build>(dims <= 2 * rope_table::most, "rotary dims is ", dims, ", must be at most ",
+                           2 * rope_table::most);
     detail::require<Build>(base > 0, "rotary base is ", base, ", must be positive");
     rope_table table;
     table.pairs = dims / 2;
@@ -79,7 +81,8 @@ template <class Build = build::here>
 rope_table llama3_scaled(rope_table table, llama3_scaling by = {}) {
     detail::require<Build>(by.factor > 0, "rotary factor is ", by.factor, ", must be positive");
     detail::require<Build>(by.high_frequency_factor > by.low_frequency_factor, "high_frequency_factor is ",
-                           by.high_frequency_factor, ", must be above low_frequency_factor, which is ", by.low_frequency_factor);
+                           by.high_frequency_factor, ", must be above low_frequency_factor, which is ",
+                           by.low_frequency_factor);
     constexpr double full_turn = 6.283185307179586476925286766559;
     for (int64 p = 0; p < table.pairs; ++p) {
         double& f = table.frequency[p];
@@ -108,7 +111,9 @@ turn turn_by(int64 position, double frequency) {
 }  // namespace detail
 
 /// The positions of the two members of pair p in a row whose first `dims` numbers turn.
-SASH_INLINE constexpr int64 pair_first(rotary_layout layout, int64 p) { return layout == rotary_layout::half_split ? p : 2 * p; }
+SASH_INLINE constexpr int64 pair_first(rotary_layout layout, int64 p) {
+    return layout == rotary_layout::half_split ? p : 2 * p;
+}
 SASH_INLINE constexpr int64 pair_second(rotary_layout layout, int64 p, int64 pairs) {
     return layout == rotary_layout::half_split ? p + pairs : 2 * p + 1;
 }

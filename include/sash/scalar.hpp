@@ -14,7 +14,8 @@ SASH_INLINE constexpr float widen_float16(std::uint16_t h) {
     const std::uint32_t sign = std::uint32_t(h & 0x8000u) << 16;
     const std::uint32_t exponent = (h >> 10) & 0x1fu;
     std::uint32_t fraction = h & 0x3ffu;
-    if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13 | (fraction ? 0x400000u : 0u));
+    if (exponent == 0x1f)
+        return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13 | (fraction ? 0x400000u : 0u));
     if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
     if (fraction == 0) return std::bit_cast<float>(sign);
     std::uint32_t scale = 113;  // subnormal: shift until the leading one is where binary32 does not store it

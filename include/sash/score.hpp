@@ -73,8 +73,10 @@ struct custom_score {
     template <class F>
         requires(!std::is_same_v<std::remove_cvref_t<F>, custom_score>)
     SASH_INLINE custom_score(const F& f) {
-        static_assert(std::is_trivially_copyable_v<F>, "sash: a score function must be trivially copyable (hold views, not containers)");
-        static_assert(sizeof(F) <= sizeof functor, "sash: a score function holds at most 64 bytes; keep tables outside and hold per_head views");
+        static_assert(std::is_trivially_copyable_v<F>,
+                      "sash: a score function must be trivially copyable (hold views, not containers)");
+        static_assert(sizeof(F) <= sizeof functor,
+                      "sash: a score function holds at most 64 bytes; keep tables outside and hold per_head views");
         ::new (static_cast<void*>(functor)) F(f);
         rows = &cpu::score_rows<build::here, F>;
         keys = &cpu::score_keys<build::here, F>;
@@ -86,9 +88,9 @@ struct custom_score {
 
 /// Options of the scores: the third argument of a cache. The cache copies every array.
 struct score {
-    float scale = 0;                          ///< 0: 1 / sqrt(key_dim)
-    float soft_cap = 0;                       ///< 0: none; Gemma 2 uses 50
-    std::span<const float> alibi = {};        ///< [heads] slopes; the score falls by slope · distance. Press et al. 2022
+    float scale = 0;                    ///< 0: 1 / sqrt(key_dim)
+    float soft_cap = 0;                 ///< 0: none; Gemma 2 uses 50
+    std::span<const float> alibi = {};  ///< [heads] slopes; the score falls by slope · distance. Press et al. 2022
     std::span<const float> sink_logits = {};  ///< [heads] learned logits that join the denominator alone (gpt-oss)
     sash::rotary rotary = {};                 ///< positions, see rope.hpp
     custom_score custom = {};                 ///< a function of the user's

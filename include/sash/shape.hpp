@@ -53,8 +53,10 @@ shape resolve(shape s) {
     check_heads<Build>("value_heads", s.value_heads, s.heads);
     check_heads<Build>("gate_heads", s.gate_heads, s.heads);
     require<Build>(s.head_dim >= 0, "head_dim is ", s.head_dim, ", must not be negative");
-    require<Build>(s.key_dim >= 1, "key_dim is ", s.key_dim, ", must be at least 1 (set head_dim, or key_dim and value_dim)");
-    require<Build>(s.value_dim >= 1, "value_dim is ", s.value_dim, ", must be at least 1 (set head_dim, or key_dim and value_dim)");
+    require<Build>(s.key_dim >= 1, "key_dim is ", s.key_dim,
+                   ", must be at least 1 (set head_dim, or key_dim and value_dim)");
+    require<Build>(s.value_dim >= 1, "value_dim is ", s.value_dim,
+                   ", must be at least 1 (set head_dim, or key_dim and value_dim)");
     constexpr int64 most = int64{1} << 20;  // keeps every product of extents far inside 64 bits
     require<Build>(s.heads <= most, "heads is ", s.heads, ", must be at most ", most);
     require<Build>(s.key_dim <= most, "key_dim is ", s.key_dim, ", must be at most ", most);

@@ -73,7 +73,8 @@ struct sliding_window {
 
     SASH_INLINE constexpr int64 read_position(int64 query, int in_frame) const {
         if (in_frame == 0) return query;
-        const int64 room = window > full_length - sinks ? full_length : window + sinks;  // no overflow for a huge window
+        const int64 room =
+            window > full_length - sinks ? full_length : window + sinks;  // no overflow for a huge window
         return query < room - 1 ? query : room - 1;
     }
 

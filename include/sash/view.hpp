@@ -15,7 +15,7 @@ namespace detail {
 /// A range whose elements lie side by side in memory that outlives the expression (an lvalue, a span).
 template <class R, class Pointer>
 concept contiguous_storage = std::ranges::contiguous_range<R> && std::ranges::borrowed_range<R> &&
-                             std::is_convertible_v<decltype(std::ranges::data(std::declval<R&>())), Pointer>;
+    std::is_convertible_v<decltype(std::ranges::data(std::declval<R&>())), Pointer>;
 
 /// a · b and a + b for numbers >= 0; the largest int64 where they would exceed it.
 SASH_INLINE constexpr int64 product(int64 a, int64 b) {
@@ -28,9 +28,11 @@ SASH_INLINE constexpr int64 total(int64 a, int64 b) {
 }
 
 /// Elements that a view with strides >= 0 reaches from its first one: 1 + sum (extent - 1) · stride.
-SASH_INLINE constexpr int64 reach(int64 tokens, int64 heads, int64 dim, int64 token_stride, int64 head_stride, int64 dim_stride) {
+SASH_INLINE constexpr int64 reach(int64 tokens, int64 heads, int64 dim, int64 token_stride, int64 head_stride,
+                                  int64 dim_stride) {
     if (tokens <= 0 || heads <= 0 || dim <= 0) return 0;
-    return total(1, total(product(tokens - 1, token_stride), total(product(heads - 1, head_stride), product(dim - 1, dim_stride))));
+    return total(1, total(product(tokens - 1, token_stride),
+                          total(product(heads - 1, head_stride), product(dim - 1, dim_stride))));
 }
 
 /// Extents and strides in elements. `Pointer` is `const void*` for what is read and `void*` for what is written.
@@ -45,14 +47,22 @@ struct strided {
 
     /// Contiguous [tokens, heads, dim] at `p`.
     template <class T>
-        requires(std::is_pointer_v<T> && std::is_convertible_v<T, Pointer>)
-    SASH_INLINE constexpr strided(const T& p, int64 t, int64 h, int64 d = 1) : strided(p, t, h, d, product(larger(h, 0), larger(d, 0)), d, 1) {}
+        requires(std::is_pointer_v<T>&& std::is_convertible_v<T, Pointer>)
+    SASH_INLINE constexpr strided(const T& p, int64 t, int64 h, int64 d = 1)
+        : strided(p, t, h, d, product(larger(h, 0), larger(d, 0)), d, 1) {}
 
     /// Any strides, counted in elements; they may be zero (a broadcast) or negative.
     template <class T>
-        requires(std::is_pointer_v<T> && std::is_convertible_v<T, Pointer>)
-    SASH_INLINE constexpr strided(const T& p, int64 t, int64 h, int64 d, int64 by_token, int64 by_head, int64 by_dim = 1)
-        : data(p), tokens(t), heads(h), dim(d), token_stride(by_token), head_stride(by_head), dim_stride(by_dim),
+        requires(std::is_pointer_v<T>&& std::is_convertible_v<T, Pointer>)
+    SASH_INLINE constexpr strided(const T& p, int64 t, int64 h, int64 d, int64 by_token, int64 by_head,
+                                  int64 by_dim = 1)
+        : data(p),
+          tokens(t),
+          heads(h),
+          dim(d),
+          token_stride(by_token),
+          head_stride(by_head),
+          dim_stride(by_dim),
           type(scalar_of<std::remove_pointer_t<T>>::value) {}
 
     /// Contiguous [tokens, heads, dim] in a vector, array or span that holds at least that many elements.
@@ -60,17 +70,18 @@ struct strided {
     SASH_INLINE constexpr strided(R&& range, int64 t, int64 h, int64 d = 1)
         : strided(std::ranges::data(range), t, h, d) {
         const int64 reached = reach(t, h, d, product(larger(h, 0), larger(d, 0)), larger(d, 0), 1);
-        require<build::here>(reached <= static_cast<int64>(std::ranges::size(range)), "a view of [", t, ", ", h, ", ", d, "] needs ",
-                             reached, " elements, the range holds ", std::ranges::size(range));
+        require<build::here>(reached <= static_cast<int64>(std::ranges::size(range)), "a view of [", t, ", ", h, ", ",
+                             d, "] needs ", reached, " elements, the range holds ", std::ranges::size(range));
     }
     template <contiguous_storage<Pointer> R>
     SASH_INLINE constexpr strided(R&& range, int64 t, int64 h, int64 d, int64 by_token, int64 by_head, int64 by_dim = 1)
         : strided(std::ranges::data(range), t, h, d, by_token, by_head, by_dim) {
         const int64 reached = reach(t, h, d, by_token, by_head, by_dim);
-        require<build::here>(by_token >= 0 && by_head >= 0 && by_dim >= 0, "a view of a range needs strides >= 0; they are ",
-                             by_token, ", ", by_head, ", ", by_dim, " (pass a pointer for negative ones)");
-        require<build::here>(reached <= static_cast<int64>(std::ranges::size(range)), "a strided view reaches element ", reached,
-                             " of a range that holds ", std::ranges::size(range));
+        require<build::here>(by_token >= 0 && by_head >= 0 && by_dim >= 0,
+                             "a view of a range needs strides >= 0; they are ", by_token, ", ", by_head, ", ", by_dim,
+                             " (pass a pointer for negative ones)");
+        require<build::here>(reached <= static_cast<int64>(std::ranges::size(range)), "a strided view reaches element ",
+                             reached, " of a range that holds ", std::ranges::size(range));
     }
 
     SASH_INLINE constexpr bool empty() const { return tokens == 0 || heads == 0 || dim == 0; }

@@ -29,7 +29,7 @@ struct alignas(cache_line) segment {
 
 SASH_INLINE constexpr int64 blocks_for(int64 tokens) { return (tokens + block_tokens - 1) / block_tokens; }
 
-inline constexpr int64 far_away = int64{1} << 60;           // a position no stream reaches
+inline constexpr int64 far_away = int64{1} << 60;  // a position no stream reaches
 inline constexpr int64 segment_bytes_a_head = int64{1} << 20;
 using pinned_set = key_intervals<8>;
 
@@ -37,8 +37,8 @@ using pinned_set = key_intervals<8>;
 struct block_store {
     memory_source memory;
     int64 heads = 0, key_dim = 0, value_dim = 0, block_bytes = 0;
-    int64 length = 0;         // tokens appended so far: the position of the next one
-    int64 oldest = 0;         // first position outside `pinned` that is still whole
+    int64 length = 0;  // tokens appended so far: the position of the next one
+    int64 oldest = 0;  // first position outside `pinned` that is still whole
     int64 slack = 0, piece = 0;
     bool bounded = false;     // a ring, else a chain
     pinned_set pinned;        // positions never given up, where bounded
@@ -47,7 +47,7 @@ struct block_store {
     int64 ring_blocks = 0;
     std::byte* ring_data = nullptr;
     array<segment*> segments;
-    int64 chain_unit = 1;     // blocks of a full-grown segment, a power of two
+    int64 chain_unit = 1;  // blocks of a full-grown segment, a power of two
 };
 
 // ------------------------------------------------------------------------------------------------ which positions are kept
@@ -191,7 +191,8 @@ void create(block_store& s, const P& p, const shape& dims, const storage& option
 
 template <class Build>
 void let_go(const block_store& s, segment* in) noexcept {
-    if (in->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) release<Build>(s.memory, in, static_cast<std::size_t>(in->bytes));
+    if (in->owners.fetch_sub(1, std::memory_order_acq_rel) == 1)
+        release<Build>(s.memory, in, static_cast<std::size_t>(in->bytes));
 }
 
 template <class Build>
@@ -268,7 +269,8 @@ void copy(block_store& to, const block_store& from) {
 /// A ring of `blocks` blocks a head with the tokens of the old one in their new places.
 template <class Build>
 void grow_ring(block_store& s, int64 blocks) {
-    auto* data = static_cast<std::byte*>(allocate<Build>(s.memory, static_cast<std::size_t>(s.heads * blocks * s.block_bytes)));
+    auto* data =
+        static_cast<std::byte*>(allocate<Build>(s.memory, static_cast<std::size_t>(s.heads * blocks * s.block_bytes)));
     if (s.ring_data != nullptr && s.length > s.oldest) {
         for (int64 h = 0; h < s.heads; ++h)
             for (int64 b = s.oldest / block_tokens; b <= (s.length - 1) / block_tokens; ++b)
@@ -296,7 +298,8 @@ void grow_pinned(block_store& s, int64 next) {
     const int64 need = blocks_for(pinned_count(s.pinned, next));
     if (need <= s.pinned_blocks) return;
     const int64 blocks = larger(need, smaller(2 * s.pinned_blocks, blocks_for(pinned_count(s.pinned, far_away))));
-    auto* data = static_cast<std::byte*>(allocate<Build>(s.memory, static_cast<std::size_t>(s.heads * blocks * s.block_bytes)));
+    auto* data =
+        static_cast<std::byte*>(allocate<Build>(s.memory, static_cast<std::size_t>(s.heads * blocks * s.block_bytes)));
     if (s.pinned_data != nullptr)
         for (int64 h = 0; h < s.heads; ++h)
             std::memcpy(data + h * blocks * s.block_bytes, s.pinned_data + h * s.pinned_blocks * s.block_bytes,
@@ -351,7 +354,8 @@ void make_room_in_chain(block_store& s, int64 next, bool will_write) {
     }
     if (!will_write) return;
     const chain_place first = place_in_chain(s.length / block_tokens, s.chain_unit);
-    for (int64 i = first.segment; i <= last.segment; ++i) {  // a segment that somebody else reads is copied before it is written
+    for (int64 i = first.segment; i <= last.segment;
+         ++i) {  // a segment that somebody else reads is copied before it is written
         segment*& in = s.segments[i];
         if (in->owners.load(std::memory_order_acquire) == 1) continue;
         const int64 used = i == first.segment ? first.offset + (s.length % block_tokens != 0) : 0;
@@ -417,7 +421,8 @@ template <class Build, class Element>
 int64 saved_bytes(const block_store& s) {
     int64 tokens = 0;
     for (const key_interval& i : held_positions(s)) tokens += i.last - i.first;
-    return 2 * static_cast<int64>(sizeof(int64)) + tokens * s.heads * (s.key_dim + s.value_dim) * static_cast<int64>(sizeof(Element));
+    return 2 * static_cast<int64>(sizeof(int64)) +
+           tokens * s.heads * (s.key_dim + s.value_dim) * static_cast<int64>(sizeof(Element));
 }
 
 template <class Build, class Element>
@@ -472,8 +477,8 @@ bool load(block_store& s, const P& p, const std::byte* from, int64 bytes, float*
                     row[c] = static_cast<float>(narrow);
                 }
                 const token_place place = locate<Build>(s, h, at);
-                codec<Element>::template store<Build>(place.block, place.lane, 1, s.key_dim, s.value_dim, row, s.key_dim,
-                                                      row + s.key_dim, s.value_dim);
+                codec<Element>::template store<Build>(place.block, place.lane, 1, s.key_dim, s.value_dim, row,
+                                                      s.key_dim, row + s.key_dim, s.value_dim);
             }
     return true;
 }

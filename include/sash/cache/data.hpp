@@ -35,7 +35,8 @@ template <class Build, class P>
 void check_storage(const storage& s) {
     require<Build>(s.capacity >= 0, "capacity is ", s.capacity, ", must not be negative (0: no limit)");
     require<Build>(s.rollback_slack >= 0, "rollback_slack is ", s.rollback_slack, ", must not be negative");
-    require<Build>(s.rollback_slack <= int64{1} << 32, "rollback_slack is ", s.rollback_slack, ", must be at most ", int64{1} << 32);
+    require<Build>(s.rollback_slack <= int64{1} << 32, "rollback_slack is ", s.rollback_slack, ", must be at most ",
+                   int64{1} << 32);
     require<Build>(s.auxiliary >= 0, "auxiliary is ", s.auxiliary, ", must not be negative");
     require<Build>(s.piece >= 1, "piece is ", s.piece, ", must be at least 1");
     require<Build>((s.memory.allocate == nullptr) == (s.memory.release == nullptr),
@@ -65,8 +66,8 @@ void create(cache_data<P, E>& c, const score& s) {
     c.dims = resolve<Build>(c.dims);
     if constexpr (softmax_policy<P>) {
         const int64 stored = stored_heads(c.dims);
-        require<Build>(stored % c.dims.key_heads == 0 && stored % c.dims.value_heads == 0, "key_heads is ", c.dims.key_heads,
-                       " and value_heads ", c.dims.value_heads, ": one must divide the other");
+        require<Build>(stored % c.dims.key_heads == 0 && stored % c.dims.value_heads == 0, "key_heads is ",
+                       c.dims.key_heads, " and value_heads ", c.dims.value_heads, ": one must divide the other");
     }
     validate<Build>(c.policy, c.dims);
     check_storage<Build, P>(c.options);
@@ -96,7 +97,8 @@ void copy_cache(cache_data<P, E>& to, const cache_data<P, E>& from) {
     } undo{&to};
     if (from.auxiliary.size > 0) {
         reserve<Build>(to.auxiliary, from.options.memory, from.auxiliary.size);
-        std::memcpy(to.auxiliary.data, from.auxiliary.data, static_cast<std::size_t>(from.auxiliary.size) * sizeof(float));
+        std::memcpy(to.auxiliary.data, from.auxiliary.data,
+                    static_cast<std::size_t>(from.auxiliary.size) * sizeof(float));
         to.auxiliary.size = from.auxiliary.size;
     }
     undo.held = nullptr;
@@ -186,8 +188,8 @@ void change_policy(cache_data<P, E>& c, const P& p) {
         bool same = pinned.count == s.pinned.count;
         for (int i = 0; same && i < pinned.count; ++i) same = pinned[i] == s.pinned[i];
         require<Build>(same || s.length == 0, "the positions a cache pins (", pinned_count(s.pinned, far_away),
-                       " sinks) can change only while it is empty; it holds ", s.length, " tokens, the new policy pins ",
-                       pinned_count(pinned, far_away));
+                       " sinks) can change only while it is empty; it holds ", s.length,
+                       " tokens, the new policy pins ", pinned_count(pinned, far_away));
         s.pinned = pinned;
     }
     c.policy = p;

@@ -27,20 +27,36 @@ struct fingerprint {
     }
 };
 
+/// Distances at which policies and scores are asked: all short ones, then the neighbours of powers of two.
+template <class F>
+SASH_INLINE void for_each_probe(F&& f) {
+    for (int64 d = 0; d < 128; ++d) f(d);
+    for (int power = 7; power < 40; ++power)
+        for (int64 d = (int64{1} << power) - 1; d < (int64{1} << power) + 2; ++d) f(d);
+}
+
 /// A policy is known by what it answers, so that policies of users need no code for this: what queries near the start, at
-/// powers of two and far away see.
+/// powers of two and far away see, and how.
 template <class P>
 SASH_INLINE void add_policy(fingerprint& f, const P& p, int64 heads) {
-    for (int64 h = 0; h < heads; ++h)
+    const auto add = [&f](int64 x) { f.add(static_cast<std::uint64_t>(x)); };
+    for (int64 h = 0; h < heads; ++h) {
         for (int power = 0; power < 60; ++power)
-            for (int64 q = int64{1} << power; q < (int64{1} << power) + 2; ++q) {
+            for (int64 q = int64{1} << power; q < (int64{1} << power) + 2; ++q)
                 for (const key_interval& i : ask::visible(p, q, q + 1, h)) {
-                    f.add(static_cast<std::uint64_t>(i.first));
-                    f.add(static_cast<std::uint64_t>(i.last));
-                    f.add(static_cast<std::uint64_t>(i.frame));
+                    add(i.first);
+                    add(i.last);
+                    add(i.frame);
                 }
-                for (int64 back = 0; back < 8 && back <= q; ++back) f.add(ask::sees(p, q, q - back, h));
-            }
+        for (const int64 q : {int64{130}, int64{1} << 41})
+            for_each_probe([&](int64 back) {
+                if (back > q) return;
+                add(ask::sees(p, q, q - back, h) ? 1 : 0);
+                add(ask::distance(p, q, q - back, h));
+            });
+        for (int frame = 0; frame < ask::frames<P>; ++frame)
+            for_each_probe([&](int64 q) { add(ask::read_position(p, q, frame)); });
+    }
 }
 
 /// Scratch floats; freed at the end of the scope.
@@ -62,11 +78,14 @@ void add_policy(fingerprint& f, const P& p, const shape& dims, const memory_sour
     f.add(static_cast<std::uint64_t>(width));
     for (int64 h = 0; h < dims.heads; ++h)
         for (int side = 0; side < 2; ++side) {
-            for (int64 c = 0; c < dims.key_dim; ++c) x[c] = static_cast<float>((37 * c + 11 * h + 50 * side) % 101) / 50 - 1;
+            for (int64 c = 0; c < dims.key_dim; ++c)
+                x[c] = static_cast<float>((37 * c + 11 * h + 50 * side) % 101) / 50 - 1;
             if (side == 0)
-                ask::query_features(p.map, h / (dims.heads / ask::query_map_heads(p.map, dims.key_dim)), x, dims.key_dim, phi);
+                ask::query_features(p.map, h / (dims.heads / ask::query_map_heads(p.map, dims.key_dim)), x,
+                                    dims.key_dim, phi);
             else
-                ask::key_features(p.map, h / (dims.heads / ask::key_map_heads(p.map, dims.key_dim)), x, dims.key_dim, phi);
+                ask::key_features(p.map, h / (dims.heads / ask::key_map_heads(p.map, dims.key_dim)), x, dims.key_dim,
+                                  phi);
             f.add(phi, static_cast<std::size_t>(width) * sizeof(float));
         }
 }
@@ -81,12 +100,14 @@ void add_score(fingerprint& f, const score_state& s, int64 heads) {
     f.add(s.frequencies, static_cast<std::size_t>(s.pairs) * sizeof(double));
     f.add(static_cast<std::uint64_t>(s.layout));
     f.add(static_cast<std::uint64_t>(s.by));
-    if (s.custom)  // by what it answers, too: its bytes may hold addresses
-        for (int64 h = 0; h < heads; ++h)
-            for (float x : {-3.0f, 0.0f, 0.5f, 40.0f}) {
-                const float y = s.custom.one(s.custom.functor, x, scalar_site{10 * x + 31, h});
+    if (!s.custom) return;
+    for (int64 h = 0; h < heads; ++h)  // by what it answers, too: its bytes may hold addresses
+        for_each_probe([&](int64 distance) {
+            for (float x : {-0.75f, 2.5f}) {
+                const float y = s.custom.one(s.custom.functor, x, scalar_site{static_cast<float>(distance), h});
                 f.add(&y, sizeof y);
             }
+        });
 }
 
 // ------------------------------------------------------------------------------------------------------------- save and load
@@ -157,9 +178,10 @@ std::size_t check_file(const cache_data<P, E>& c, std::span<const std::byte> fil
     require<Build>(file.size() >= sizeof header + sizeof(std::uint64_t), "a saved cache has at least ",
                    sizeof header + sizeof(std::uint64_t), " bytes, these are ", file.size());
     std::memcpy(&header, file.data(), sizeof header);
-    require<Build>(std::memcmp(header.magic, file_magic, sizeof file_magic) == 0, "these bytes are no saved cache of this version");
-    require<Build>(header.bytes >= sizeof header + sizeof(std::uint64_t) && header.bytes <= file.size(), "the saved cache has ",
-                   static_cast<int64>(header.bytes), " bytes, only ", file.size(), " are here");
+    require<Build>(std::memcmp(header.magic, file_magic, sizeof file_magic) == 0,
+                   "these bytes are no saved cache of this version");
+    require<Build>(header.bytes >= sizeof header + sizeof(std::uint64_t) && header.bytes <= file.size(),
+                   "the saved cache has ", static_cast<int64>(header.bytes), " bytes, only ", file.size(), " are here");
     fingerprint sum;
     sum.add(file.data(), header.bytes - sizeof sum.value);
     std::uint64_t stored;

@@ -30,7 +30,9 @@ public:
             ++*this;
             return before;
         }
-        SASH_INLINE friend bool operator==(const iterator& a, const iterator& b) { return a.in_ == b.in_ && a.at_ == b.at_; }
+        SASH_INLINE friend bool operator==(const iterator& a, const iterator& b) {
+            return a.in_ == b.in_ && a.at_ == b.at_;
+        }
 
     private:
         const key_interval* in_ = nullptr;

@@ -30,22 +30,23 @@ struct score_state {
 
 template <class Build>
 void check_table(const char* name, std::size_t count, int64 heads) {
-    require<Build>(count == 0 || count == static_cast<std::size_t>(heads), name, " has ", count, " entries, must have one for each of ",
-                   heads, " heads");
+    require<Build>(count == 0 || count == static_cast<std::size_t>(heads), name, " has ", count,
+                   " entries, must have one for each of ", heads, " heads");
 }
 
 template <class Build>
 void check_rotary(const rotary& r, int64 key_dim) {
     const auto pairs = static_cast<int64>(r.frequencies.size());
-    require<Build>(r.dims == 0 || r.dims == 2 * pairs, "rotary.dims is ", r.dims, ", must be twice the number of frequencies, which is ",
-                   pairs);
-    require<Build>(2 * pairs <= key_dim, "rotary turns ", 2 * pairs, " dims, must be at most key_dim, which is ", key_dim);
+    require<Build>(r.dims == 0 || r.dims == 2 * pairs, "rotary.dims is ", r.dims,
+                   ", must be twice the number of frequencies, which is ", pairs);
+    require<Build>(2 * pairs <= key_dim, "rotary turns ", 2 * pairs, " dims, must be at most key_dim, which is ",
+                   key_dim);
 }
 
 /// Does this policy read any key in a frame of its own?
 template <class P>
 SASH_INLINE bool reads_other_frames(const P& p, int64 heads) {
-    if constexpr (ask::frames<P> > 1)
+    if constexpr (ask::frames < P >> 1)
         for (int64 h = 0; h < heads; ++h)
             for (const key_interval& i : ask::visible(p, far_away, far_away + 1, h))
                 if (i.frame != 0) return true;
@@ -55,7 +56,8 @@ SASH_INLINE bool reads_other_frames(const P& p, int64 heads) {
 template <class Build, class P>
 void check_score(const P& p, const shape& dims, const score& s) {
     require<Build>(s.scale == s.scale && s.scale - s.scale == 0, "scale is ", s.scale, ", must be finite");
-    require<Build>(s.soft_cap >= 0 && s.soft_cap - s.soft_cap == 0, "soft_cap is ", s.soft_cap, ", must be finite and not negative");
+    require<Build>(s.soft_cap >= 0 && s.soft_cap - s.soft_cap == 0, "soft_cap is ", s.soft_cap,
+                   ", must be finite and not negative");
     check_table<Build>("alibi", s.alibi.size(), dims.heads);
     check_table<Build>("sink_logits", s.sink_logits.size(), dims.heads);
     check_rotary<Build>(s.rotary, dims.key_dim);
@@ -65,7 +67,8 @@ void check_score(const P& p, const shape& dims, const score& s) {
                        "a linear policy has no scores: alibi, sink_logits and custom must be empty");
     } else {
         require<Build>(!reads_other_frames(p, stored_heads(dims)) || !s.rotary.frequencies.empty() || !s.alibi.empty(),
-                       "the compact frame turns the query that reads the sinks: it needs score.rotary.frequencies, which is empty");
+                       "the compact frame turns the query that reads the sinks: it needs score.rotary.frequencies, "
+                       "which is empty");
     }
 }
 

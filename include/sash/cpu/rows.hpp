@@ -19,9 +19,12 @@ void read_row(const input& x, int64 token, int64 head, float* to) {
 template <class Build>
 void read_row(const input& x, int64 token, int64 head, float* to) {
     switch (x.type) {
-        case scalar::f16: return read_row<Build, float16>(x, token, head, to);
-        case scalar::bf16: return read_row<Build, bfloat16>(x, token, head, to);
-        default: return read_row<Build, float>(x, token, head, to);
+        case scalar::f16:
+            return read_row<Build, float16>(x, token, head, to);
+        case scalar::bf16:
+            return read_row<Build, bfloat16>(x, token, head, to);
+        default:
+            return read_row<Build, float>(x, token, head, to);
     }
 }
 
@@ -37,9 +40,12 @@ void write_row(const output& x, int64 token, int64 head, const float* from) {
 template <class Build>
 void write_row(const output& x, int64 token, int64 head, const float* from) {
     switch (x.type) {
-        case scalar::f16: return write_row<Build, float16>(x, token, head, from);
-        case scalar::bf16: return write_row<Build, bfloat16>(x, token, head, from);
-        default: return write_row<Build, float>(x, token, head, from);
+        case scalar::f16:
+            return write_row<Build, float16>(x, token, head, from);
+        case scalar::bf16:
+            return write_row<Build, bfloat16>(x, token, head, from);
+        default:
+            return write_row<Build, float>(x, token, head, from);
     }
 }
 

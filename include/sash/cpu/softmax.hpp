@@ -62,16 +62,17 @@ void plan_tile(softmax_plan& plan, arena& memory, const softmax_job<P>& job, sof
     const int64 first_query = job.first_query + tile.first_row / job.group;
     const int64 last_query = job.first_query + (tile.first_row + tile.rows - 1) / job.group + 1;
     const int64 first_task = plan.task_count;
-    for_each_piece(ask::visible(*job.policy, first_query, last_query, tile.head), job.store->length, piece, [&](int64 first, int64 last) {
-        tile.key_first = first;
-        tile.key_last = last;
-        if (plan.tasks) {
-            plan.tasks[plan.task_count] = tile;
-            plan.group_of[plan.task_count] = nullptr;
-        }
-        ++plan.task_count;
-        plan.work += tile.rows * (last - first) * (job.dims->key_dim + job.dims->value_dim);
-    });
+    for_each_piece(ask::visible(*job.policy, first_query, last_query, tile.head), job.store->length, piece,
+                   [&](int64 first, int64 last) {
+                       tile.key_first = first;
+                       tile.key_last = last;
+                       if (plan.tasks) {
+                           plan.tasks[plan.task_count] = tile;
+                           plan.group_of[plan.task_count] = nullptr;
+                       }
+                       ++plan.task_count;
+                       plan.work += tile.rows * (last - first) * (job.dims->key_dim + job.dims->value_dim);
+                   });
     const int64 pieces = plan.task_count - first_task;
     if (pieces == 1) return;
     for (int64 i = first_task; i < plan.task_count; ++i) {
@@ -80,7 +81,8 @@ void plan_tile(softmax_plan& plan, arena& memory, const softmax_job<P>& job, sof
         plan.tasks[i].partial = partial;
         plan.group_of[i] = plan.groups + plan.group_count;
     }
-    if (plan.groups) ::new (static_cast<void*>(plan.groups + plan.group_count)) piece_group{{pieces}, first_task, pieces};
+    if (plan.groups)
+        ::new (static_cast<void*>(plan.groups + plan.group_count)) piece_group{{pieces}, first_task, pieces};
     ++plan.group_count;
 }
 
@@ -94,7 +96,9 @@ void plan_job(softmax_plan& plan, arena& memory, const softmax_job<P>& job, int6
     const int64 piece = tiles > most_tiles_that_split ? detail::far_away : key_piece > 0 ? key_piece : default_piece;
     for (int64 head = 0; head < job.store->heads; ++head)
         for (int64 t = tiles - 1; t >= 0; --t)
-            plan_tile<Build>(plan, memory, job, {index, head, t * height, detail::smaller(height, rows - t * height), 0, 0, nullptr}, piece);
+            plan_tile<Build>(plan, memory, job,
+                             {index, head, t * height, detail::smaller(height, rows - t * height), 0, 0, nullptr},
+                             piece);
 }
 
 /// Counts, then lists. Without memory it only counts what it would take.
@@ -136,11 +140,11 @@ void fill_turns(const P& p, const detail::score_state& s, int64 first, int64 cou
 /// What one sequence does in one round.
 template <class P>
 struct softmax_round {
-    softmax_job<P> job;                        // what is read
-    input key, value;                          // what is stored, at store->length
+    softmax_job<P> job;  // what is read
+    input key, value;    // what is stored, at store->length
     detail::block_store* store = nullptr;
-    const detail::turn* key_turns = nullptr;   // [key.tokens][pairs], or null
-    bool only_visible = false;                 // tokens that no query of the job sees need not be stored
+    const detail::turn* key_turns = nullptr;  // [key.tokens][pairs], or null
+    bool only_visible = false;                // tokens that no query of the job sees need not be stored
 };
 
 /// Takes room for the angles of a round, and fills it where there is memory.
@@ -160,7 +164,8 @@ void take_turns(arena& memory, softmax_round<P>& r) {
         const bool same = r.job.first_query == r.store->length && tokens <= r.key.tokens;
         if (tokens > 0) r.job.turns[0] = same ? r.key_turns : make(r.job.first_query, tokens, 0);
     }
-    if (tokens > 0 && detail::reads_other_frames(*r.job.policy, r.store->heads)) r.job.turns[1] = make(r.job.first_query, tokens, 1);
+    if (tokens > 0 && detail::reads_other_frames(*r.job.policy, r.store->heads))
+        r.job.turns[1] = make(r.job.first_query, tokens, 1);
 }
 
 // ------------------------------------------------------------------------------------------------------------- storing tokens
@@ -178,7 +183,9 @@ void store_tokens(const softmax_round<P>& r, int64 head, int64 first, int64 coun
     for (int64 t = 0; t < count; ++t) {
         float* key = made_keys + t * s.key_dim;
         if (!plain_keys) read_row<Build>(r.key, first + t, key_head, key);
-        if (r.key_turns) turn_row<Build>(key, r.key_turns + (first + t) * r.job.scores->pairs, r.job.scores->pairs, r.job.scores->layout);
+        if (r.key_turns)
+            turn_row<Build>(key, r.key_turns + (first + t) * r.job.scores->pairs, r.job.scores->pairs,
+                            r.job.scores->layout);
         if (!plain_values) read_row<Build>(r.value, first + t, value_head, made_values + t * s.value_dim);
     }
     const float* keys = plain_keys ? static_cast<const float*>(r.key.at(first, key_head)) : made_keys;
@@ -188,8 +195,8 @@ void store_tokens(const softmax_round<P>& r, int64 head, int64 first, int64 coun
     for (int64 done = 0; done < count;) {
         const detail::token_place at = detail::locate<Build>(s, head, s.length + first + done);
         const int64 n = detail::smaller(at.together, count - done);
-        codec<Element>::template store<Build>(at.block, at.lane, n, s.key_dim, s.value_dim, keys + done * key_stride, key_stride,
-                                              values + done * value_stride, value_stride);
+        codec<Element>::template store<Build>(at.block, at.lane, n, s.key_dim, s.value_dim, keys + done * key_stride,
+                                              key_stride, values + done * value_stride, value_stride);
         done += n;
     }
 }
@@ -227,42 +234,45 @@ struct workers {
     int64 bytes;
 };
 
+/// first: [count + 1], filled with the number of each sequence's first task.
 template <class Build, class Element, class P>
-void store_round(const softmax_round<P>* rounds, int64 count, workers with) {
-    int64 tasks = 0, tokens = 0;
+void store_round(const softmax_round<P>* rounds, int64 count, int64* first, workers with) {
+    int64 tokens = 0;
+    first[0] = 0;
     for (int64 j = 0; j < count; ++j) {
-        tasks += blocks_written(rounds[j]) * rounds[j].store->heads;
+        first[j + 1] = first[j] + blocks_written(rounds[j]) * rounds[j].store->heads;
         tokens += rounds[j].key.tokens * rounds[j].store->heads;
     }
     if (tokens < 64) with.count = 1;  // waking a thread would cost more
-    detail::run_tasks<Build>(*with.run, tasks, with.scratch, with.bytes, with.count, [&](int64 i, std::byte* mine) {
-        const softmax_round<P>* r = rounds;
-        for (int64 here; i >= (here = blocks_written(*r) * r->store->heads); ++r) i -= here;
-        store_block<Build, Element>(*r, i % r->store->heads, i / r->store->heads, reinterpret_cast<float*>(mine));
-    });
+    detail::run_tasks<Build>(
+        *with.run, first[count], with.scratch, with.bytes, with.count, [&](int64 i, std::byte* mine) {
+            const int64 j = detail::list_of(first, count, i), task = i - first[j], heads = rounds[j].store->heads;
+            store_block<Build, Element>(rounds[j], task % heads, task / heads, reinterpret_cast<float*>(mine));
+        });
 }
 
 template <class Build, class Element, class P>
 void read_round(const softmax_job<P>* jobs, const softmax_plan& plan, workers with) {
     if (plan.work < 1 << 16) with.count = 1;
-    detail::run_tasks<Build>(*with.run, plan.task_count, with.scratch, with.bytes, with.count, [&](int64 i, std::byte* mine) {
-        const softmax_task& task = plan.tasks[i];
-        const softmax_job<P>& job = jobs[task.job];
-        const int64 pitch = codec<float>::value_pitch(job.dims->value_dim);
-        arena memory{mine};
-        if (decodes<Build>(job)) {
-            decode_scratch<Build> s;
-            s.template carve<P>(memory, *job.dims, job.group);
-            attend_one<Build, Element>(job, task, s);
-        } else {
-            query_scratch<Build> s;
-            s.template carve<P>(memory, *job.dims, pitch);
-            attend_tile<Build, Element>(job, task, s);
-        }
-        piece_group* group = plan.group_of[i];
-        if (group && group->missing.fetch_sub(1, std::memory_order_acq_rel) == 1)
-            merge_pieces<Build>(job, plan.tasks + group->first_task, group->pieces, pitch);
-    });
+    detail::run_tasks<Build>(*with.run, plan.task_count, with.scratch, with.bytes, with.count,
+                             [&](int64 i, std::byte* mine) {
+                                 const softmax_task& task = plan.tasks[i];
+                                 const softmax_job<P>& job = jobs[task.job];
+                                 const int64 pitch = codec<float>::value_pitch(job.dims->value_dim);
+                                 arena memory{mine};
+                                 if (decodes<Build>(job)) {
+                                     decode_scratch<Build> s;
+                                     s.template carve<P>(memory, *job.dims, job.group);
+                                     attend_one<Build, Element>(job, task, s);
+                                 } else {
+                                     query_scratch<Build> s;
+                                     s.template carve<P>(memory, *job.dims, pitch);
+                                     attend_tile<Build, Element>(job, task, s);
+                                 }
+                                 piece_group* group = plan.group_of[i];
+                                 if (group && group->missing.fetch_sub(1, std::memory_order_acq_rel) == 1)
+                                     merge_pieces<Build>(job, plan.tasks + group->first_task, group->pieces, pitch);
+                             });
 }
 
 /// Scratch with which one worker can do any task of these rounds.
@@ -286,11 +296,14 @@ template <class Build, class Element, class P>
 int64 perform_round(std::byte* base, softmax_round<P>* rounds, int64 count, int64 key_piece, const runner& run) {
     arena memory{base};
     for (int64 j = 0; j < count; ++j) take_turns<Build>(memory, rounds[j]);
-    workers with{&run, detail::larger(1, detail::smaller(run.concurrency(), 64)), nullptr, bytes_of_worker<Build>(rounds, count)};
+    workers with{&run, detail::larger(1, detail::smaller(run.concurrency(), 64)), nullptr,
+                 bytes_of_worker<Build>(rounds, count)};
     with.scratch = memory.take<std::byte>(with.count * with.bytes);
-    if (base) store_round<Build, Element>(rounds, count, with);
+    int64* first_task = memory.take<int64>(count + 1);
+    if (base) store_round<Build, Element>(rounds, count, first_task, with);
     for (int64 j = 0; j < count; ++j)
-        if (rounds[j].key.tokens > 0) rounds[j].store->length += rounds[j].key.tokens;  // a store that is only read is not touched
+        if (rounds[j].key.tokens > 0)
+            rounds[j].store->length += rounds[j].key.tokens;  // a store that is only read is not touched
     softmax_job<P>* jobs = memory.take<softmax_job<P>>(count);
     if (base == nullptr) {
         for (int64 j = 0; j < count; ++j) plan_round<Build>(memory, &rounds[j].job, 1, key_piece);
@@ -351,7 +364,8 @@ softmax_round<P> round_of(const softmax_sequence<P>& s, int64 index, detail::blo
 template <class Build, class Element, class P>
 int64 largest_round(const softmax_sequence<P>& s, detail::block_store imagined, int64 key_piece, const runner& run) {
     int64 largest = 0;
-    for (int64 i = 0; i < detail::larger(1, s.rounds()); ++i) {  // without tokens it still stands in the lists of a batch
+    for (int64 i = 0; i < detail::larger(1, s.rounds());
+         ++i) {  // without tokens it still stands in the lists of a batch
         softmax_round<P> r = round_of<Build>(s, i, &imagined);
         largest = detail::larger(largest, perform_round<Build, Element>(nullptr, &r, 1, key_piece, run));
     }
@@ -361,7 +375,8 @@ int64 largest_round(const softmax_sequence<P>& s, detail::block_store imagined, 
 /// Bytes of workspace that `perform` takes for these sequences. `ahead`: for the same number of new tokens at the end of what
 /// their storage has room for, so that the workspace grows when storage does, and not while a sequence runs through it.
 template <class Build, class Element, class P>
-int64 workspace_for(const softmax_sequence<P>* sequences, int64 count, int64 key_piece, const runner& run, bool ahead = false) {
+int64 workspace_for(const softmax_sequence<P>* sequences, int64 count, int64 key_piece, const runner& run,
+                    bool ahead = false) {
     int64 sum = detail::round_up(count * static_cast<int64>(sizeof(softmax_round<P>)), 64);
     for (int64 j = 0; j < count; ++j) {
         softmax_sequence<P> s = sequences[j];
@@ -382,7 +397,9 @@ void perform(softmax_sequence<P>* sequences, int64 count, int64 key_piece, const
     int64 most = 0;
     for (int64 j = 0; j < count; ++j) most = detail::larger(most, sequences[j].rounds());
     for (int64 i = 0; i < most; ++i) {
-        for (int64 j = 0; j < count; ++j) ::new (static_cast<void*>(rounds + j)) softmax_round<P>(round_of<Build>(sequences[j], i, sequences[j].store));
+        for (int64 j = 0; j < count; ++j)
+            ::new (static_cast<void*>(rounds + j))
+                softmax_round<P>(round_of<Build>(sequences[j], i, sequences[j].store));
         perform_round<Build, Element>(workspace, rounds, count, key_piece, run);
         for (int64 j = 0; j < count; ++j)
             if (sequences[j].writes) detail::advance<Build>(*sequences[j].store, *sequences[j].job.policy, 0);

@@ -35,13 +35,13 @@ struct softmax_job {
     const shape* dims = nullptr;
     const detail::score_state* scores = nullptr;
     const detail::block_store* store = nullptr;
-    input query;                         // the tokens of this round
+    input query;  // the tokens of this round
     output out;
-    float* lse = nullptr;                // [tokens, heads] of this round, or null
-    int64 first_query = 0;               // position of query.tokens' first
-    const detail::turn* turns[2] = {};   // per frame: [tokens][pairs], or null where nothing turns
+    float* lse = nullptr;               // [tokens, heads] of this round, or null
+    int64 first_query = 0;              // position of query.tokens' first
+    const detail::turn* turns[2] = {};  // per frame: [tokens][pairs], or null where nothing turns
     bool finish = true;
-    int64 group = 1;                     // query rows a token has in one KV head
+    int64 group = 1;  // query rows a token has in one KV head
 };
 
 /// Rows [first_row, first_row + rows) of one KV head over the keys in [key_first, key_last). Where the keys of a row are
@@ -51,16 +51,21 @@ struct softmax_task {
     float* partial;  // numerators [rows][value_pitch], maxima (base 2) [rows], denominators [rows]
 };
 
-SASH_INLINE constexpr int64 partial_floats(int64 rows, int64 value_pitch) { return rows * value_pitch + detail::round_up(2 * rows, 16); }
+SASH_INLINE constexpr int64 partial_floats(int64 rows, int64 value_pitch) {
+    return rows * value_pitch + detail::round_up(2 * rows, 16);
+}
 
 SASH_INLINE bool is_seen(float maximum) { return !detail::is_minus_infinity(maximum); }
 
 /// out = numerator / (denominator [+ the sink logit's share]); lse in natural log, of the keys alone. A row that saw no key
 /// is exactly 0 and -inf. `maximum` is base 2.
 template <class Build, class P>
-void write_finished(const softmax_job<P>& job, int64 token, int64 head, float* numerator, float maximum, float denominator) {
+void write_finished(const softmax_job<P>& job, int64 token, int64 head, float* numerator, float maximum,
+                    float denominator) {
     const float m = is_seen(maximum) ? maximum * ln_2 : detail::minus_infinity();
-    if (job.lse) job.lse[token * job.dims->heads + head] = denominator == 0 ? detail::minus_infinity() : m + std::log(denominator);
+    if (job.lse)
+        job.lse[token * job.dims->heads + head] =
+            denominator == 0 ? detail::minus_infinity() : m + std::log(denominator);
     float factor = 1, mass = denominator;
     if (job.finish && job.scores->sink_logits) {
         const merge_factors f = factors_to_merge(m, job.scores->sink_logits[head]);
@@ -75,16 +80,16 @@ void write_finished(const softmax_job<P>& job, int64 token, int64 head, float* n
 /// Hands over the rows of a task: finished, to the output; or, where keys are split, maxima and denominators to its partial
 /// (the numerators are there).
 template <class Build, class P>
-void deliver(const softmax_job<P>& job, const softmax_task& task, float* numerator, const float* maximum, const float* denominator,
-             int64 pitch) {
+void deliver(const softmax_job<P>& job, const softmax_task& task, float* numerator, const float* maximum,
+             const float* denominator, int64 pitch) {
     for (int64 r = 0; r < task.rows; ++r) {
         if (task.partial) {
             task.partial[task.rows * pitch + r] = maximum[r];
             task.partial[task.rows * pitch + task.rows + r] = denominator[r];
         } else {
             const int64 row = task.first_row + r;
-            write_finished<Build>(job, row / job.group, task.head * job.group + row % job.group, numerator + r * pitch, maximum[r],
-                                  denominator[r]);
+            write_finished<Build>(job, row / job.group, task.head * job.group + row % job.group, numerator + r * pitch,
+                                  maximum[r], denominator[r]);
         }
     }
 }
@@ -123,11 +128,14 @@ SASH_INLINE std::uint64_t lane_bits(int64 first, int64 last) {
 
 /// The lanes of a tile that one query sees, as bits. `lane_zero` is the position lane 0 would have.
 template <class P>
-SASH_INLINE std::uint64_t seen_lanes(const P& p, int64 query, int64 kv_head, int frame, int64 lane_zero, int64 first, int64 last) {
+SASH_INLINE std::uint64_t seen_lanes(const P& p, int64 query, int64 kv_head, int frame, int64 lane_zero, int64 first,
+                                     int64 last) {
     std::uint64_t bits = 0;
     if constexpr (ask::exact<P>) {
         for (const key_interval& i : ask::visible(p, query, query + 1, kv_head))
-            if (i.frame == frame) bits |= lane_bits(detail::larger(first, i.first - lane_zero), detail::smaller(last, i.last - lane_zero));
+            if (i.frame == frame)
+                bits |=
+                    lane_bits(detail::larger(first, i.first - lane_zero), detail::smaller(last, i.last - lane_zero));
     } else {
         for (int64 lane = first; lane < last; ++lane)
             if (ask::sees(p, query, lane_zero + lane, kv_head)) bits |= std::uint64_t{1} << lane;
@@ -147,7 +155,8 @@ SASH_INLINE void for_each_tile(const detail::block_store& store, int64 head, int
         const int64 next = detail::next_held(store, first + count);
         detail::token_place following{};
         if (next < last) following = detail::locate<Build>(store, head, next);
-        key_tile tile{at.block, static_cast<std::int32_t>(at.lane), static_cast<std::int32_t>(at.lane + count), following.block};
+        key_tile tile{at.block, static_cast<std::int32_t>(at.lane), static_cast<std::int32_t>(at.lane + count),
+                      following.block};
         f(tile, first - at.lane);
         first = next;
         at = following;
@@ -160,12 +169,12 @@ SASH_INLINE void for_each_tile(const detail::block_store& store, int64 head, int
 template <class Build>
 struct query_scratch {
     query_tile<Build> tile;
-    std::uint64_t* visible;     // [capacity]
-    float* distance;            // [capacity]
-    float* distance_table;      // [64][capacity]
-    float* rows;                // [capacity][key_dim] converted or turned queries, then [capacity][value_pitch] results
-    const float** row;          // [capacity]
-    std::int32_t* head;         // [capacity]
+    std::uint64_t* visible;  // [capacity]
+    float* distance;         // [capacity]
+    float* distance_table;   // [64][capacity]
+    float* rows;             // [capacity][key_dim] converted or turned queries, then [capacity][value_pitch] results
+    const float** row;       // [capacity]
+    std::int32_t* head;      // [capacity]
 
     template <class P>
     void carve(arena& from, const shape& dims, int64 value_pitch) {
@@ -185,7 +194,8 @@ struct query_scratch {
 
 /// Distances of every row to the lanes of a tile, where the score stage asks for them.
 template <class Build, class P>
-void fill_distances(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s, const key_tile& tile, int64 lane_zero) {
+void fill_distances(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s, const key_tile& tile,
+                    int64 lane_zero) {
     for (int64 r = 0; r < task.rows; ++r) {
         const int64 query = job.first_query + (task.first_row + r) / job.group;
         if constexpr (ask::affine_distance<P>) {
@@ -201,8 +211,8 @@ void fill_distances(const softmax_job<P>& job, const softmax_task& task, query_s
 
 /// One word for each row: the lanes it sees. Returns whether some row lacks a lane, and in `any` whether one is seen at all.
 template <class Build, class P>
-bool fill_visible(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s, const key_tile& tile, int frame,
-                  int64 lane_zero, bool& any) {
+bool fill_visible(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s, const key_tile& tile,
+                  int frame, int64 lane_zero, bool& any) {
     const std::uint64_t all = lane_bits(tile.first, tile.last);
     bool partial = false;
     any = false;
@@ -212,14 +222,15 @@ bool fill_visible(const softmax_job<P>& job, const softmax_task& task, query_scr
             seen_lanes(*job.policy, job.first_query + token, task.head, frame, lane_zero, tile.first, tile.last);
         partial |= bits != all;
         any |= bits != 0;
-        for (const int64 end = detail::smaller(task.rows, (token + 1) * job.group - task.first_row); r < end; ++r) s.visible[r] = bits;
+        for (const int64 end = detail::smaller(task.rows, (token + 1) * job.group - task.first_row); r < end; ++r)
+            s.visible[r] = bits;
     }
     return partial;
 }
 
 template <class Build, class Element, class P>
-void absorb_interval(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s, const score_stage& stage,
-                     key_interval keys) {
+void absorb_interval(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s,
+                     const score_stage& stage, key_interval keys) {
     const key_interval queries{job.first_query + task.first_row / job.group,
                                job.first_query + (task.first_row + task.rows - 1) / job.group + 1};
     for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, [&](const key_tile& tile, int64 lane_zero) {
@@ -260,7 +271,8 @@ void attend_tile(const softmax_job<P>& job, const softmax_task& task, query_scra
     const int64 last_query = job.first_query + (task.first_row + task.rows - 1) / job.group + 1;
     unsigned packed = 0;
     for (const key_interval& i : ask::visible(*job.policy, first_query, last_query, task.head)) {
-        const key_interval keys{detail::larger(i.first, task.key_first), detail::smaller(i.last, task.key_last), i.frame};
+        const key_interval keys{detail::larger(i.first, task.key_first), detail::smaller(i.last, task.key_last),
+                                i.frame};
         if (keys.first >= keys.last) continue;
         if (!(packed >> keys.frame & 1u)) pack_frame<Build>(job, task, s, keys.frame, factor);
         packed |= 1u << keys.frame;
@@ -286,7 +298,8 @@ struct decode_scratch {
     template <class P>
     void carve(arena& from, const shape& dims, int64 group) {
         const int frames = ask::frames<P>;
-        float* memory = from.take<float>(decode_rows<Build>::floats(static_cast<int>(group), dims.key_dim, dims.value_dim, frames));
+        float* memory =
+            from.take<float>(decode_rows<Build>::floats(static_cast<int>(group), dims.key_dim, dims.value_dim, frames));
         distance = from.take<float>(group);
         distance_table = ask::affine_distance<P> ? nullptr : from.take<float>(group * 64);
         row = from.take<float>(dims.key_dim);
@@ -296,7 +309,8 @@ struct decode_scratch {
 };
 
 template <class Build, class P>
-void pack_decode_frame(const softmax_job<P>& job, const softmax_task& task, decode_scratch<Build>& s, int frame, float factor) {
+void pack_decode_frame(const softmax_job<P>& job, const softmax_task& task, decode_scratch<Build>& s, int frame,
+                       float factor) {
     const int64 dim = job.dims->key_dim;
     for (int64 r = 0; r < task.rows; ++r) {
         const float* from = query_row<Build>(job, task.head, r, frame, s.row);
@@ -316,7 +330,8 @@ void attend_one(const softmax_job<P>& job, const softmax_task& task, decode_scra
     begin<Build>(s.rows);
     unsigned packed = 0;
     for (const key_interval& i : ask::visible(*job.policy, query, query + 1, task.head)) {
-        const key_interval keys{detail::larger(i.first, task.key_first), detail::smaller(i.last, task.key_last), i.frame};
+        const key_interval keys{detail::larger(i.first, task.key_first), detail::smaller(i.last, task.key_last),
+                                i.frame};
         if (keys.first >= keys.last) continue;
         if (!(packed >> keys.frame & 1u)) pack_decode_frame<Build>(job, task, s, keys.frame, factor);
         packed |= 1u << keys.frame;
@@ -332,10 +347,12 @@ void attend_one(const softmax_job<P>& job, const softmax_task& task, decode_scra
             if (!stage.empty()) {
                 for (int64 r = 0; r < task.rows; ++r) {
                     if constexpr (ask::affine_distance<P>) {
-                        s.distance[r] = static_cast<float>(ask::distance(*job.policy, query, lane_zero + tile.first, task.head) + tile.first);
+                        s.distance[r] = static_cast<float>(
+                            ask::distance(*job.policy, query, lane_zero + tile.first, task.head) + tile.first);
                     } else {
                         for (int64 lane = tile.first; lane < tile.last; ++lane)
-                            s.distance_table[r * 64 + lane] = static_cast<float>(ask::distance(*job.policy, query, lane_zero + lane, task.head));
+                            s.distance_table[r * 64 + lane] =
+                                static_cast<float>(ask::distance(*job.policy, query, lane_zero + lane, task.head));
                     }
                 }
                 visit.distance = s.distance;
@@ -346,7 +363,8 @@ void attend_one(const softmax_job<P>& job, const softmax_task& task, decode_scra
     }
     settle<Build>(s.rows);
     const int64 pitch = s.rows.value_pitch;
-    if (task.partial) std::memcpy(task.partial, s.rows.numerator, static_cast<std::size_t>(task.rows * pitch) * sizeof(float));
+    if (task.partial)
+        std::memcpy(task.partial, s.rows.numerator, static_cast<std::size_t>(task.rows * pitch) * sizeof(float));
     deliver<Build>(job, task, s.rows.numerator, s.rows.maximum, s.rows.denominator, pitch);
 }
 
@@ -370,9 +388,11 @@ void merge_pieces(const softmax_job<P>& job, const softmax_task* tasks, int64 pi
         for (int64 r = 0; r < rows; ++r) {
             const float* from = tasks[piece].partial;
             const float other = from[rows * pitch + r], other_mass = from[rows * pitch + rows + r];
-            if (other_mass == 0) continue;  // it saw nothing. A visible NaN has the mass NaN, whatever its maximum, and spreads
+            if (other_mass == 0)
+                continue;  // it saw nothing. A visible NaN has the mass NaN, whatever its maximum, and spreads
             const float m = larger_maximum(maximum[r], other);
-            const float left = is_seen(maximum[r]) ? std::exp2(maximum[r] - m) : 0, right = is_seen(other) ? std::exp2(other - m) : 0;
+            const float left = is_seen(maximum[r]) ? std::exp2(maximum[r] - m) : 0,
+                        right = is_seen(other) ? std::exp2(other - m) : 0;
             merge_rows<Build>(into + r * pitch, left, from + r * pitch, right, pitch);
             denominator[r] = left * denominator[r] + right * other_mass;
             maximum[r] = m;
