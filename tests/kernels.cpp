@@ -40,13 +40,13 @@ struct scratch {
     float* data;
 };
 
-struct my_score {  // a user's score function: soft cap, then a slope per head
+struct my_score {  // a user's score function: soft cap, then a slope and an offset per head
     float cap;
-    sash::per_head slope;
+    sash::per_head slope, offset;
     template <class N, class Site>
     constexpr N operator()(N s, const Site& at) const {
         using std::tanh;
-        return N(cap) * tanh(s / N(cap)) - at.of_head(slope) * at.distance();
+        return N(cap) * tanh(s / N(cap)) - at.of_head(slope) * at.distance() + at.of_head(offset);
     }
 };
 
@@ -55,12 +55,12 @@ template <class Element>
 struct problem {
     int64 tokens, key_dim, value_dim;
     int rows;
-    std::vector<float> key, value;                     // [tokens][…], as stored
-    std::vector<float> query;                          // [rows][key_dim]
-    std::vector<std::vector<std::uint64_t>> seen;      // [block][row] words of lanes
-    std::vector<std::int32_t> head;                    // [rows], and some more
-    std::vector<float> slope;                          // [heads]
-    std::vector<float> position;                       // [rows]
+    std::vector<float> key, value;                 // [tokens][…], as stored
+    std::vector<float> query;                      // [rows][key_dim]
+    std::vector<std::vector<std::uint64_t>> seen;  // [block][row] words of lanes
+    std::vector<std::int32_t> head;                // [rows], and some more
+    std::vector<float> slope, offset;              // [heads]
+    std::vector<float> position;                   // [rows]
     std::vector<std::shared_ptr<scratch>> block;
     double scale = 1, cap = 0;
     bool alibi = false;
@@ -75,6 +75,7 @@ struct problem {
         fill(value, tokens * value_dim);
         fill(query, rows * key_dim);
         fill(slope, 8);
+        offset.assign(8, 0.0f);
         for (int r = 0; r < 64; ++r) head.push_back(static_cast<std::int32_t>(random() % 8));
         for (int r = 0; r < rows; ++r) position.push_back(static_cast<float>(tokens + r));
         seen.assign(static_cast<std::size_t>(blocks()), std::vector<std::uint64_t>(static_cast<std::size_t>(rows)));
@@ -83,7 +84,9 @@ struct problem {
         scale = 1 / std::sqrt(double(key_dim));
     }
     int64 blocks() const { return (tokens + 63) / 64; }
-    bool sees(int row, int64 token) const { return seen[std::size_t(token / 64)][std::size_t(row)] >> (token % 64) & 1; }
+    bool sees(int row, int64 token) const {
+        return seen[std::size_t(token / 64)][std::size_t(row)] >> (token % 64) & 1;
+    }
     void see(int row, int64 token, bool yes) {
         std::uint64_t& word = seen[std::size_t(token / 64)][std::size_t(row)];
         const std::uint64_t bit = std::uint64_t{1} << (token % 64);
@@ -96,12 +99,14 @@ struct problem {
         for (int64 b = 0; b < blocks(); ++b) block.push_back(std::make_shared<scratch>(bytes / 4));
         for (int64 j = 0; j < tokens;) {
             const int64 n = std::min<int64>({tokens - j, 64 - j % 64, 1 + int64(random() % 40)});
-            sash::codec<Element>::template store<build>(memory(j / 64), j % 64, n, key_dim, value_dim, &key[std::size_t(j * key_dim)], key_dim,
+            sash::codec<Element>::template store<build>(memory(j / 64), j % 64, n, key_dim, value_dim,
+                                                        &key[std::size_t(j * key_dim)], key_dim,
                                                         &value[std::size_t(j * value_dim)], value_dim);
             j += n;
         }
         for (int64 j = 0; j < tokens; ++j)
-            sash::codec<Element>::template load<build>(memory(j / 64), j % 64, key_dim, value_dim, &key[std::size_t(j * key_dim)],
+            sash::codec<Element>::template load<build>(memory(j / 64), j % 64, key_dim, value_dim,
+                                                       &key[std::size_t(j * key_dim)],
                                                        &value[std::size_t(j * value_dim)]);
     }
     std::byte* memory(int64 b) const { return reinterpret_cast<std::byte*>(block[std::size_t(b)]->data); }
@@ -117,10 +122,14 @@ struct problem {
         std::vector<double> s;
         for (int64 j = 0; j < tokens; ++j) {
             double dot = 0;
-            for (int64 d = 0; d < key_dim; ++d) dot += double(query[std::size_t(row * key_dim + d)]) * double(key[std::size_t(j * key_dim + d)]);
+            for (int64 d = 0; d < key_dim; ++d)
+                dot += double(query[std::size_t(row * key_dim + d)]) * double(key[std::size_t(j * key_dim + d)]);
             dot *= scale;
             if (cap != 0) dot = cap * std::tanh(dot / cap);
-            if (alibi) dot -= double(slope[std::size_t(head[std::size_t(row)])]) * (double(position[std::size_t(row)]) - double(j));
+            if (alibi)
+                dot -= double(slope[std::size_t(head[std::size_t(row)])]) *
+                       (double(position[std::size_t(row)]) - double(j));
+            dot += double(offset[std::size_t(head[std::size_t(row)])]);
             s.push_back(dot * 1.4426950408889634);
             if (sees(row, j)) a.maximum = std::max(a.maximum, s.back()), ++a.count;
         }
@@ -129,7 +138,8 @@ struct problem {
             if (sees(row, j)) {
                 const double p = std::exp2(s[std::size_t(j)] - a.maximum);
                 sum += p;
-                for (int64 c = 0; c < value_dim; ++c) a.out[std::size_t(c)] += p * double(value[std::size_t(j * value_dim + c)]);
+                for (int64 c = 0; c < value_dim; ++c)
+                    a.out[std::size_t(c)] += p * double(value[std::size_t(j * value_dim + c)]);
             }
         for (double& x : a.out) x /= a.count > 0 ? sum : 1;
         a.lse = a.maximum + std::log2(std::max(sum, 1e-300));
@@ -148,7 +158,8 @@ int64 differences(const answers& a, int row_a, const answers& b, int row_b, int6
     int64 n = bits(a.maximum[std::size_t(row_a)]) != bits(b.maximum[std::size_t(row_b)]);
     n += bits(a.denominator[std::size_t(row_a)]) != bits(b.denominator[std::size_t(row_b)]);
     for (int64 c = 0; c < a.pitch; ++c)
-        n += c != but_column && bits(a.numerator[std::size_t(row_a * a.pitch + c)]) != bits(b.numerator[std::size_t(row_b * b.pitch + c)]);
+        n += c != but_column &&
+             bits(a.numerator[std::size_t(row_a * a.pitch + c)]) != bits(b.numerator[std::size_t(row_b * b.pitch + c)]);
     return n;
 }
 
@@ -160,7 +171,8 @@ struct staged {
     my_score function;
     sash::custom_score custom;
     cpu::score_stage stage;
-    staged(const problem<Element>& p, staging how) : function{float(p.cap), {p.slope.data()}}, custom(function) {
+    staged(const problem<Element>& p, staging how)
+        : function{float(p.cap), {p.slope.data()}, {p.offset.data()}}, custom(function) {
         if (how == staging::built_in) stage = {.soft_cap = float(p.cap), .alibi = p.alibi ? p.slope.data() : nullptr};
         if (how == staging::custom) stage.custom = &custom;
     }
@@ -190,10 +202,14 @@ answers prefill(const problem<Element>& p, staging how = staging::none, bool tab
         for (int r = 0; r < p.rows; ++r) distance.push_back(p.position[std::size_t(r)] - float(b * 64));
         scratch distances(64 * tile_type::capacity);
         for (int lane = 0; lane < 64; ++lane)
-            for (int r = 0; r < p.rows; ++r) distances.data[lane * tile_type::capacity + r] = distance[std::size_t(r)] - float(lane);
+            for (int r = 0; r < p.rows; ++r)
+                distances.data[lane * tile_type::capacity + r] = distance[std::size_t(r)] - float(lane);
         const bool whole = all == some && std::popcount(all) == last - first;
         cpu::absorb<build, Element>(tile,
-                                    {.block = p.memory(b), .first = first, .last = last, .next = b + 1 < p.blocks() ? p.memory(b + 1) : nullptr},
+                                    {.block = p.memory(b),
+                                     .first = first,
+                                     .last = last,
+                                     .next = b + 1 < p.blocks() ? p.memory(b + 1) : nullptr},
                                     {.visible = whole ? nullptr : words.data(),
                                      .frame = 1,
                                      .distance = table ? nullptr : distance.data(),
@@ -230,7 +246,10 @@ answers decode(const problem<Element>& p, staging how = staging::none, bool tabl
         for (int r = 0; r < p.rows; ++r)
             for (int lane = 0; lane < 64; ++lane) distances.push_back(distance[std::size_t(r)] - float(lane));
         cpu::absorb<build, Element>(tile,
-                                    {.block = p.memory(b), .first = first, .last = last, .next = b + 1 < p.blocks() ? p.memory(b + 1) : nullptr},
+                                    {.block = p.memory(b),
+                                     .first = first,
+                                     .last = last,
+                                     .next = b + 1 < p.blocks() ? p.memory(b + 1) : nullptr},
                                     {.visible = std::popcount(seen) == last - first ? nullptr : &seen,
                                      .frame = 1,
                                      .distance = table ? nullptr : distance.data(),
@@ -265,8 +284,9 @@ void check(const problem<Element>& p, const answers& got, double tolerance = 2e-
         wrong += !(std::abs(max - want.maximum) < tolerance * (1 + std::abs(want.maximum)));
         wrong += !(std::abs(max + std::log2(sum) - want.lse) < tolerance * (1 + std::abs(want.lse)));
         for (int64 c = 0; c < p.value_dim; ++c)
-            wrong += !(std::abs(double(got.numerator[std::size_t(r * got.pitch + c)]) / sum - want.out[std::size_t(c)]) <
-                       tolerance * (1 + std::abs(want.maximum)) + tolerance * std::abs(want.out[std::size_t(c)]));
+            wrong +=
+                !(std::abs(double(got.numerator[std::size_t(r * got.pitch + c)]) / sum - want.out[std::size_t(c)]) <
+                  tolerance * (1 + std::abs(want.maximum)) + tolerance * std::abs(want.out[std::size_t(c)]));
     }
     CAPTURE(p.tokens, p.key_dim, p.value_dim, p.rows, p.cap, p.alibi);
     CHECK(wrong == 0);
@@ -327,7 +347,8 @@ TEST_CASE("R21: exp2 is exact at its edges and close between") {
     CHECK(is_nan(exp2(not_a_number)));
     for (int n = -126; n <= 127; ++n) CHECK(exp2(float(n)) == std::ldexp(1.0f, n));
     double worst = 0;
-    for (float x = -126.0f; x <= 127.0f; x += 0.00037f) worst = std::max(worst, std::abs(double(exp2(x)) / std::exp2(double(x)) - 1));
+    for (float x = -126.0f; x <= 127.0f; x += 0.00037f)
+        worst = std::max(worst, std::abs(double(exp2(x)) / std::exp2(double(x)) - 1));
     CHECK(worst < 2.4e-7);  // 2 ulp
     for (float x = -160.0f; x < -126.0f; x += 0.01f) {
         const double y = double(exp2(x));
@@ -399,9 +420,12 @@ TEMPLATE_TEST_CASE("R30: stored bits depend on the token alone", "", float, floa
             const int64 pitch = (value_dim + 15) / 16 * 16;
             constexpr int64 w = std::is_same_v<TestType, bfloat16> ? 2 : 1;
             for (int64 t = 0; t < 64; ++t) {
-                for (int64 d = 0; d < key_dim; ++d) wrong += float(k[(d / w * 64 + t) * w + d % w]) != p.key[std::size_t(t * key_dim + d)];
+                for (int64 d = 0; d < key_dim; ++d)
+                    wrong += float(k[(d / w * 64 + t) * w + d % w]) != p.key[std::size_t(t * key_dim + d)];
+                for (int64 d = key_dim; d % w != 0; ++d) wrong += bits(float(k[(d / w * 64 + t) * w + d % w])) != 0;
                 for (int64 c = 0; c < pitch; ++c)
-                    wrong += float(v[(t / w * pitch + c) * w + t % w]) != (c < value_dim ? p.value[std::size_t(t * value_dim + c)] : 0.0f);
+                    wrong += float(v[(t / w * pitch + c) * w + t % w]) !=
+                             (c < value_dim ? p.value[std::size_t(t * value_dim + c)] : 0.0f);
             }
             CHECK(wrong == 0);
             CHECK(storage::nonfinite_lanes(p.memory(0), key_dim, value_dim) == 0);
@@ -411,11 +435,13 @@ TEMPLATE_TEST_CASE("R30: stored bits depend on the token alone", "", float, floa
 TEMPLATE_TEST_CASE("prefill agrees with the textbook for any shape", "", float, float16, bfloat16) {
     std::mt19937 random = seeded();
     for (int i = 0; i < 300; ++i) {
-        problem<TestType> p(1 + int64(random() % 260), dims[random() % std::size(dims)], dims[random() % std::size(dims)],
-                            1 + int(random() % unsigned(most_rows)), random);
+        problem<TestType> p(1 + int64(random() % 260), dims[random() % std::size(dims)],
+                            dims[random() % std::size(dims)], 1 + int(random() % unsigned(most_rows)), random);
         hide(p, random, false);
         const auto how = staging(random() % 3);
         if (how != staging::none) p.cap = 1 + double(random() % 50), p.alibi = true;
+        if (how == staging::custom)
+            for (float& x : p.offset) x = float(random() % 7);
         p.store(random);
         check(p, prefill(p, how, random() % 2 == 0), how == staging::none ? 2e-5 : 1e-4);
     }
@@ -424,13 +450,15 @@ TEMPLATE_TEST_CASE("prefill agrees with the textbook for any shape", "", float, 
 TEMPLATE_TEST_CASE("decode agrees with the textbook for any shape", "", float, float16, bfloat16) {
     std::mt19937 random = seeded();
     for (int i = 0; i < 300; ++i) {
-        problem<TestType> p(1 + int64(random() % 260), dims[random() % std::size(dims)], dims[random() % std::size(dims)],
-                            1 + int(random() % 8), random);
+        problem<TestType> p(1 + int64(random() % 260), dims[random() % std::size(dims)],
+                            dims[random() % std::size(dims)], 1 + int(random() % 8), random);
         hide(p, random, true);
         for (int r = 1; r < p.rows; ++r)
             for (int64 j = 0; j < p.tokens; ++j) p.see(r, j, p.sees(0, j));
         const auto how = staging(random() % 3);
         if (how != staging::none) p.cap = 1 + double(random() % 50), p.alibi = true;
+        if (how == staging::custom)
+            for (float& x : p.offset) x = float(random() % 7);
         p.store(random);
         check(p, decode(p, how, random() % 2 == 0), how == staging::none ? 2e-5 : 1e-4);
     }
@@ -441,8 +469,9 @@ TEMPLATE_TEST_CASE("R34: the bits of a row do not depend on its neighbours", "",
     int64 different = 0;
     for (int i = 0; i < 60; ++i) {
         const bool many = i % 2 == 0;
-        problem<TestType> p(1 + int64(random() % 260), dims[random() % std::size(dims)], dims[random() % std::size(dims)],
-                            1 + int(random() % unsigned(many ? most_rows : 8)), random);
+        problem<TestType> p(1 + int64(random() % 260), dims[random() % std::size(dims)],
+                            dims[random() % std::size(dims)], 1 + int(random() % unsigned(many ? most_rows : 8)),
+                            random);
         for (float& x : p.query) x *= 1 + float(random() % 5);  // some rows rescale often
         hide(p, random, !many);
         for (int r = 1; !many && r < p.rows; ++r)
@@ -459,13 +488,15 @@ TEMPLATE_TEST_CASE("R34: the bits of a row do not depend on its neighbours", "",
     CHECK(different == 0);
 }
 
-TEMPLATE_TEST_CASE("R19: what a row does not see has no influence, what it sees propagates", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R19: what a row does not see has no influence, what it sees propagates", "", float, float16,
+                   bfloat16) {
     std::mt19937 random = seeded();
     int64 wrong = 0;
     for (int i = 0; i < 80; ++i) {
         const bool many = i % 2 == 0;
-        problem<TestType> p(2 + int64(random() % 200), dims[random() % std::size(dims)], dims[random() % std::size(dims)],
-                            1 + int(random() % unsigned(many ? most_rows : 8)), random);
+        problem<TestType> p(2 + int64(random() % 200), dims[random() % std::size(dims)],
+                            dims[random() % std::size(dims)], 1 + int(random() % unsigned(many ? most_rows : 8)),
+                            random);
         hide(p, random, !many);
         for (int r = 1; !many && r < p.rows; ++r)
             for (int64 j = 0; j < p.tokens; ++j) p.see(r, j, p.sees(0, j));
@@ -474,7 +505,8 @@ TEMPLATE_TEST_CASE("R19: what a row does not see has no influence, what it sees 
         const answers clean = many ? prefill(p) : decode(p);
 
         const float bad = i % 3 == 0 ? infinity : i % 3 == 1 ? -infinity : not_a_number;
-        const int64 token = int64(random() % std::size_t(p.tokens)), column = int64(random() % std::size_t(p.value_dim));
+        const int64 token = int64(random() % std::size_t(p.tokens)),
+                    column = int64(random() % std::size_t(p.value_dim));
         bad_key.key[std::size_t(token * p.key_dim)] = not_a_number;
         bad_value.value[std::size_t(token * p.value_dim + column)] = bad;
         bad_key.store(random);
@@ -495,7 +527,8 @@ TEMPLATE_TEST_CASE("R19: what a row does not see has no influence, what it sees 
     CHECK(wrong == 0);
 }
 
-TEMPLATE_TEST_CASE("R17, R18: nothing seen, or only scores of -infinity, is the neutral element", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R17, R18: nothing seen, or only scores of -infinity, is the neutral element", "", float, float16,
+                   bfloat16) {
     std::mt19937 random = seeded();
     for (const bool many : {true, false}) {
         problem<TestType> p(100, 1, 20, many ? std::min(20, most_rows) : 5, random);
@@ -533,7 +566,8 @@ TEST_CASE("R18: the maximum may rise at every key or all at once") {
                 p.key[std::size_t(2 * j + 1)] = 0;
             }
             p.scale = 0.6931471805599453;  // base 2 in the end: steps as they are written
-            for (int r = 0; r < p.rows; ++r) p.query[std::size_t(2 * r)] = r % 3 == 0 ? 1.0f : r % 3 == 1 ? -0.5f : 0.001f;
+            for (int r = 0; r < p.rows; ++r)
+                p.query[std::size_t(2 * r)] = r % 3 == 0 ? 1.0f : r % 3 == 1 ? -0.5f : 0.001f;
             p.store(random);
             check(p, many ? prefill(p) : decode(p), 2e-5);
         }

@@ -108,7 +108,7 @@ tensor future_of(const Cache& cache) {
 
 template <class Cache>
 bool same(const Cache& a, const Cache& b) {
-    return a.length() == b.length() && a.stored() == b.stored() && future_of(a) == future_of(b);
+    return a.length() == b.length() && future_of(a) == future_of(b);
 }
 
 template <class Cache>
@@ -195,7 +195,7 @@ TEST_CASE("R28: a hard capacity is refused before anything is written") {
     const std::string message = message_of([&] { append(full, s, 9, 2); });
     CHECK(contains(message, "11"));
     CHECK(contains(message, "10"));
-    CHECK(full.save() == before);
+    CHECK((full.save() == before));
     append(full, s, 9, 1);
     CHECK_THROWS_AS(append(full, s, 10, 1), sash::error);
     full.rollback(3);
@@ -220,7 +220,7 @@ TEST_CASE("A file that holds more than the capacity is refused") {
     append(small, s, 0, 3);
     const bytes before = small.save();
     CHECK_THROWS_AS(small.load(large.save()), sash::error);
-    CHECK(small.save() == before);
+    CHECK((small.save() == before));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -363,26 +363,45 @@ TEST_CASE("R13: what is shared is copied before it is written, after a rollback 
 }
 
 TEST_CASE("A fork of a 32k-token cache moves less than one segment") {
-    constexpr int64 tokens = 32768 + 100, segment = 2 << 20;  // 1 MiB a head
     const sash::shape shape{.heads = 2, .kv_heads = 2, .head_dim = 64};
     const stream s(1, 1, shape);
     poisoned_memory memory;
-    sash::kv_cache<sash::full, sash::float16> cache({}, shape, {}, {.memory = memory.source()});
-    const sash::input key(s.key.in().data == nullptr ? nullptr : static_cast<const float*>(s.key.in().data), 64, 2, 64, 0, 64);  // one token, 64 times
-    for (int64 t = 0; t < tokens; t += 64) sash::append(key.tokens_from(0, std::min<int64>(64, tokens - t)), key.tokens_from(0, std::min<int64>(64, tokens - t)), cache);
-    REQUIRE(cache.bytes() > 8 * segment);
+    using cache_type = sash::kv_cache<sash::full, sash::float16>;
+    cache_type cache({}, shape, {}, {.memory = memory.source()});
+    sash::input key = s.key.in();  // one token, as often as needed
+    key.token_stride = 0;
+    const auto grow_to = [&](int64 length) {
+        while (cache.length() < length) {
+            key.tokens = std::min<int64>(64, length - cache.length());
+            sash::append(key, key, cache);
+        }
+    };
+    const auto moved_by = [&](auto&& f) {
+        const std::size_t before = memory.allocated();
+        f();
+        return memory.allocated() - before;
+    };
+    grow_to(32768 + 100);
+    const std::size_t segment = memory.largest(), list = 4096;
+    REQUIRE(cache.bytes() > static_cast<int64>(8 * segment));
+    REQUIRE(segment < (std::size_t{2} << 20) * 11 / 10);  // 1 MiB a head, about
 
-    const std::size_t before = memory.allocated();
-    auto fork = cache;
-    const auto moved = static_cast<int64>(memory.allocated() - before);
-    CHECK(moved <= segment + 4096);  // room for the last segment, of which only what is in use is copied; and the list
-    CHECK(fork.bytes() > 8 * segment);
+    // Room for the last segment, of which only the tokens there are get copied; and the list of segments.
+    CHECK(moved_by([&] {
+        const cache_type fork = cache;
+        CHECK(fork.bytes() > static_cast<int64>(8 * segment));
+    }) <= segment + list);
+    CHECK(moved_by([&] {
+        std::vector<cache_type> beams(16, cache);
+        for (auto& beam : beams) sash::append(s.key.in(), s.value.in(), beam);
+        for (auto& beam : beams) CHECK(beam.length() == cache.length() + 1);
+    }) <= 17 * (segment + list) + 16 * 65536);  // each its last segment, and scratch
 
-    const std::size_t live = memory.live();
-    std::vector<sash::kv_cache<sash::full, sash::float16>> beams(16, cache);
-    for (auto& beam : beams) sash::append(s.key.in(), s.value.in(), beam);
-    CHECK(static_cast<int64>(memory.live() - live) <= 16 * (segment + 4096));
-    CHECK(cache.length() == tokens);
+    // Where the last segment is full there is nothing to copy at all.
+    const int64 calls = memory.calls();
+    for (int64 length = cache.length(); memory.calls() == calls; ++length) grow_to(length);
+    cache.rollback(1);  // the token for which a segment was added
+    CHECK(moved_by([&] { const cache_type fork = cache; }) <= list);
 }
 
 TEST_CASE("Moves are noexcept and leave an empty cache of the same shape") {
@@ -416,7 +435,7 @@ TEST_CASE("Moves are noexcept and leave an empty cache of the same shape") {
                 CHECK(cache.shape() == fresh.shape());
                 CHECK(cache.can_rollback(0));
                 CHECK_FALSE(cache.can_rollback(1));
-                CHECK(cache.save() == fresh.save());
+                CHECK((cache.save() == fresh.save()));
                 CHECK(same(cache, fresh));
                 CHECK(cache.auxiliary().size() == 3);
                 CHECK(cache.auxiliary()[1] == 0);
@@ -454,9 +473,11 @@ TEST_CASE("Reset makes a cache new and keeps its memory") {
         cache.reset();
         CHECK(cache.length() == 0);
         CHECK(cache.stored() == 0);
-        CHECK(cache.save() == fresh.save());
         attend(cache, s, 0, 300, 100);
         CHECK(memory.calls() == calls);
+        cache.reset();
+        CHECK((cache.save() == fresh.save()));
+        attend(cache, s, 0, 77, 20);
         cache.reset();
         CHECK(same(cache, fresh));
     });
@@ -478,8 +499,7 @@ TEST_CASE("R12 R25: rollback is exact, or refused with nothing changed") {
                     append(undisturbed, s, 0, length);
                     append(cache, drafts, 0, count);
                     const bool can = cache.can_rollback(count);
-                    if (std::is_same_v<decltype(k.policy), const sash::full> || std::is_same_v<decltype(k.policy), sash::full> || count <= slack || count == 0)
-                        REQUIRE(can);
+                    if (std::is_same_v<std::remove_cvref_t<decltype(k.policy)>, sash::full> || count <= slack) REQUIRE(can);
                     if (can) {
                         cache.rollback(count);
                         CHECK(same(cache, undisturbed));
@@ -489,7 +509,7 @@ TEST_CASE("R12 R25: rollback is exact, or refused with nothing changed") {
                         const std::string message = message_of([&] { cache.rollback(count); });
                         CHECK(contains(message, std::to_string(count)));
                         CHECK(contains(message, "rollback_slack is " + std::to_string(slack)));
-                        CHECK(cache.save() == before);
+                        CHECK((cache.save() == before));
                         CHECK(future_of(cache) == future);
                     }
                 }
@@ -510,7 +530,7 @@ TEST_CASE("R12: rollback of nothing, of more than there is, and of a negative nu
             CHECK_FALSE(cache.can_rollback(count));
             CHECK_THROWS_AS(cache.rollback(count), sash::error);
         }
-        CHECK(cache.save() == before);
+        CHECK((cache.save() == before));
     });
 }
 
@@ -620,7 +640,7 @@ TEST_CASE("R14: a file gives back the cache, bit for bit, and what it could roll
                 CHECK(same(loaded, cache));
                 CHECK(positions_of(loaded) == positions_of(cache));
                 CHECK(loaded.auxiliary()[2] == 0.1f);
-                CHECK(loaded.save() == file);
+                CHECK((loaded.save() == file));
                 for (const int64 back : {1, 9, 10, 60}) {
                     REQUIRE(loaded.can_rollback(back) == cache.can_rollback(back));
                     if (!loaded.can_rollback(back)) continue;
@@ -658,7 +678,6 @@ TEST_CASE("R14: every damaged byte and every truncation is refused, and the targ
         INFO(k.name);
         k.shape = shape;
         k.score = {};
-        k.policy = decltype(k.policy){k.policy};
         auto saved = k.make({.rollback_slack = 2, .auxiliary = 1}), target = k.make({.rollback_slack = 2, .auxiliary = 1});
         append(saved, s, 0, 7);
         append(target, s, 7, 9);
@@ -714,10 +733,12 @@ TEST_CASE("R14: a file whose numbers cannot be is refused even with a checksum t
         append(cache, s, 0, 60);
         const bytes file = cache.save();
         const std::size_t store = sizeof(sash::detail::file_header);
-        REQUIRE(forge(file, store, 60) == file);  // the length lies there: the forgery itself is in order
+        REQUIRE((forge(file, store, 60) == file));  // the length lies there: the forgery itself is in order
         const std::size_t allocated = memory.allocated();
+        constexpr bool counted = sash::softmax_policy<std::remove_cvref_t<decltype(k.policy)>>;  // a state may have any length
         for (const int64 length : {int64{-1}, int64{59}, int64{61}, int64{1} << 40, int64{1} << 62, std::numeric_limits<int64>::min()}) {
             CAPTURE(length);
+            if (!counted && length > 0 && length < int64{1} << 60) continue;
             CHECK_THROWS_AS(cache.load(forge(file, store, length)), sash::error);
         }
         for (const int64 oldest : {int64{-1}, int64{61}, int64{1} << 50}) {
@@ -725,7 +746,7 @@ TEST_CASE("R14: a file whose numbers cannot be is refused even with a checksum t
             CHECK_THROWS_AS(cache.load(forge(file, store + 8, oldest)), sash::error);
         }
         CHECK(memory.allocated() - allocated < 2000000);  // nothing is allocated for a length that is not there
-        CHECK(cache.save() == file);
+        CHECK((cache.save() == file));
     });
 }
 
@@ -736,7 +757,7 @@ TEST_CASE("R14: the file of another policy, shape, element or score is refused, 
     const auto refuses = [&](const auto& into, const auto& from) {
         auto target = into.make(), source = from.make();
         append(target, s, 0, 10);
-        if constexpr (requires { append(source, stream(1, 1, from.shape), 0, 1); }) append(source, stream(30, 1, from.shape), 0, 25);
+        append(source, stream(30, 1, from.shape), 0, 25);
         const bytes before = target.save();
         const std::string message = message_of([&] { target.load(source.save()); });
         return contains(message, "another policy") && target.save() == before;
@@ -807,8 +828,8 @@ TEST_CASE("R14: bytes that are no file, and room that is too small") {
     const bytes untouched = tight;
     const std::string message = message_of([&] { cache.save(std::span<std::byte>(tight)); });
     CHECK(contains(message, std::to_string(cache.saved_bytes())));
-    CHECK(tight == untouched);
-    CHECK(cache.save() == before);
+    CHECK((tight == untouched));
+    CHECK((cache.save() == before));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -824,7 +845,7 @@ TEST_CASE("R12: a range of caches rolls back together or not at all") {
     CHECK_FALSE(sash::can_rollback(layers, 3));  // the last one cannot
     CHECK_THROWS_AS(sash::rollback(layers, 3), sash::error);
     CHECK_THROWS_AS(sash::rollback(layers, -1), sash::error);
-    CHECK(sash::save(layers) == before);
+    CHECK((sash::save(layers) == before));
     CHECK(sash::can_rollback(layers, 2));
     sash::rollback(layers, 2);
     for (auto& layer : layers) {
@@ -855,10 +876,10 @@ TEST_CASE("A range of caches returns to its checkpoints together or not at all")
         const auto later = sash::save(layers);
         auto fewer = std::vector(layers.begin(), layers.begin() + 2);
         CHECK_THROWS_AS(sash::restore(fewer, checkpoints), sash::error);
-        CHECK(sash::save(layers) == later);
+        CHECK((sash::save(layers) == later));
         for (int twice = 0; twice < 2; ++twice) {
             sash::restore(layers, checkpoints);
-            CHECK(sash::save(layers) == before);
+            CHECK((sash::save(layers) == before));
             append(layers[1], s, 0, 5);
         }
     });
@@ -878,13 +899,13 @@ TEST_CASE("R14: a range of caches is loaded together or not at all") {
             bytes damaged = file;
             damaged[at] ^= std::byte{4};
             CHECK_THROWS_AS(sash::load(others, damaged), sash::error);
-            CHECK(sash::save(others) == before);
+            CHECK((sash::save(others) == before));
         }
         CHECK_THROWS_AS(sash::load(others, std::span(file).first(file.size() - 1)), sash::error);
         std::vector<typename decltype(layers)::value_type> more(4, k.make());
         CHECK_THROWS_AS(sash::load(more, file), sash::error);  // three files for four layers
         for (auto& layer : more) CHECK(layer.empty());
-        CHECK(sash::save(others) == before);
+        CHECK((sash::save(others) == before));
 
         file.push_back(std::byte{1});
         CHECK(sash::load(others, file) == file.size() - 1);
@@ -953,35 +974,32 @@ TEST_CASE("Memory that runs out changes nothing") {
 
             auto cache = k.make(storage);
             append(cache, s, 0, 100);
-            CHECK(until_it_works([&] {
-                cache_type copy = cache;
-                CHECK(copy.length() == 100);
-            }) > 0);
-            CHECK(cache.save() == file);
-            CHECK(until_it_works([&] { CHECK(cache.load(file) == file.size()); }) > 0);
-            CHECK(cache.save() == file);
+            CHECK(until_it_works([&] { cache_type(cache).rollback(0); }) > 0);
+            CHECK((cache.save() == file));
+            CHECK(until_it_works([&] { cache.load(file); }) > 0);
+            CHECK((cache.save() == file));
             auto fork = cache;  // so that appending must copy, too
             CHECK(until_it_works([&] { append(cache, s, 100, 600); }) >= 0);
             CHECK(cache.length() == 700);
-            CHECK(fork.save() == file);
+            CHECK((fork.save() == file));
             append(undisturbed, s, 100, 600);
             CHECK(same(cache, undisturbed));
             CHECK(until_it_works([&] { cache.reserve(1000); }) >= 0);
-            CHECK(until_it_works([&] {
-                std::vector<cache_type*> pair{&cache, &fork};
-                tensor out(1, k.shape.heads, k.shape.value_dim), other(1, k.shape.heads, k.shape.value_dim);
-                std::array<sash::request<cache_type>, 2> requests{
-                    sash::request<cache_type>{tokens_of<typename cache_type::policy_type>(s, 0, 1), &cache, out.out(), {}},
-                    sash::request<cache_type>{tokens_of<typename cache_type::policy_type>(s, 0, 1), &fork, other.out(), {}}};
-                const int64 before = cache.length(), before_fork = fork.length();
-                try {
-                    sash::attend(requests, {.run = sash::serial{}});
-                } catch (...) {
-                    CHECK(cache.length() == before);
-                    CHECK(fork.length() == before_fork);
-                    throw;
-                }
-            }) >= 0);
+
+            tensor rows(2, k.shape.heads, k.shape.value_dim);  // of a batch
+            const auto one = tokens_of<typename cache_type::policy_type>(s, 0, 1);
+            std::array requests{sash::request<cache_type>{one, &cache, rows.out(0, 1), {}}, sash::request<cache_type>{one, &fork, rows.out(1, 1), {}}};
+            bool untouched = true;
+            until_it_works([&] {
+                struct at_exit {
+                    const cache_type &cache, &fork;
+                    bool& untouched;
+                    ~at_exit() { untouched = untouched && (cache.length() == 701) == (fork.length() == 101); }
+                } checked{cache, fork, untouched};
+                sash::attend(requests, {.run = sash::serial{}});
+            });
+            CHECK(untouched);
+            CHECK(fork.length() == 101);
         }
         CHECK(memory.live() == 0);
         CHECK(memory.consistent());

@@ -160,13 +160,12 @@ tolerance tolerance_of(const random_case& c) {
     return of_random_rows;
 }
 
-std::string disagreement(const random_case& c, const tensor& out, const std::vector<float>& lse, const expectation& e, int64 row,
-                         int64 expected_row) {
+std::string disagreement(const random_case& c, const tensor& out, const std::vector<float>& lse, const expectation& e, int64 row) {
     const tolerance within = tolerance_of(c);
     const int64 heads = c.heads(), width = heads * c.value_dim;
     for (int64 h = 0; h < heads; ++h) {
         for (int64 d = 0; d < c.value_dim; ++d) {
-            const auto i = static_cast<std::size_t>(expected_row * width + h * c.value_dim + d);
+            const auto i = static_cast<std::size_t>(row * width + h * c.value_dim + d);
             const double slip = e.magnitude.empty() ? 0 : 1e-5 * std::abs(e.magnitude[i]);  // of 1e-5 of each term, none of the sum
             const tolerance here = tolerance{within.absolute + slip, within.relative}.narrowed_to(out.type());
             if (!here.holds(out.get(row, h, d), e.rows.out[i]))
@@ -175,7 +174,7 @@ std::string disagreement(const random_case& c, const tensor& out, const std::vec
         }
         if (lse.empty()) continue;
         const float got = lse[static_cast<std::size_t>(row * heads + h)];
-        const double right = e.rows.lse[static_cast<std::size_t>(expected_row * heads + h)];
+        const double right = e.rows.lse[static_cast<std::size_t>(row * heads + h)];
         if (!within.holds(got, right))
             return "lse(" + std::to_string(row) + ", " + std::to_string(h) + ") is " + test::text_of(got) + ", must be " + test::text_of(right);
     }
@@ -207,7 +206,14 @@ int64 next_call(const random_case& c, int64 left, numbers& random) {
     return std::min(left, random.pick({1, 1, 1, 2, 3, 5, 17, 64, 65, 130, 0}));
 }
 
-// What leaves no trace. `make` gives an empty cache like this one.
+// The policy of a case of which `policy` is that of the first sequence.
+template <class P>
+P policy_of(const random_case& c, P policy) {
+    if constexpr (std::is_same_v<P, sash::sliding_window>) policy.window = c.window;
+    return policy;
+}
+
+// What leaves no trace. `make` gives an empty cache for a case.
 template <class Cache, class Make>
 void disturb(const random_case& c, Cache& cache, const Make& make, numbers& random) {
     using P = typename Cache::policy_type;
@@ -228,7 +234,7 @@ void disturb(const random_case& c, Cache& cache, const Make& make, numbers& rand
     }
     if (c.noise & test::saved) {
         const std::vector<std::byte> file = cache.save();
-        Cache loaded = make();
+        Cache loaded = make(c);
         must(loaded.load(file) == file.size(), "load used another number of bytes than save wrote");
         must(loaded.save() == file, "a loaded cache saves other bytes");
         cache = loaded;
@@ -239,6 +245,7 @@ void disturb(const random_case& c, Cache& cache, const Make& make, numbers& rand
         sash::append(tokens_of<P>(junk, 0, count), cache);
         cache = std::move(other);
     }
+    if (c.noise & test::reserved) cache.reserve(random.between(0, 700));
     if (c.noise & test::read) {
         tensor out(count, c.heads(), c.value_dim);
         sash::read(junk.query.in(), cache, out.out());
@@ -250,6 +257,7 @@ void disturb(const random_case& c, Cache& cache, const Make& make, numbers& rand
 template <class P, class E>
 struct sequence {
     using cache_type = sash::kv_cache<P, E>;
+    random_case c;
     operands of;
     cache_type cache;
     tensor out;
@@ -257,13 +265,13 @@ struct sequence {
     std::vector<bool> computed;  // which rows
     int64 done = 0;
 
-    sequence(const random_case& c, cache_type empty, int64 tokens, numbers& random)
-        : of(c, tokens, tokens, random), cache(std::move(empty)),
+    sequence(const random_case& given, cache_type empty, int64 tokens, numbers& random)
+        : c(given), of(c, tokens, tokens, random), cache(std::move(empty)),
           out(tokens, c.heads(), c.value_dim, static_cast<scalar>(c.out_type), static_cast<test::arrangement>(c.out_lies)),
           lse(static_cast<std::size_t>(c.no_lse ? 0 : tokens * c.heads()), NAN), computed(static_cast<std::size_t>(tokens)) {}
 
     int64 left() const { return of.key.tokens() - done; }
-    std::span<float> lse_of(const random_case& c, int64 count) {
+    std::span<float> lse_of(int64 count) {
         if (c.no_lse) return {};
         return std::span(lse).subspan(static_cast<std::size_t>(done * c.heads()), static_cast<std::size_t>(count * c.heads()));
     }
@@ -300,7 +308,7 @@ template <class P, class E, class Make>
 void run_appending(const random_case& c, const P& policy, const scoring& scores, const Make& make, sash::options how, numbers& random) {
     std::vector<sequence<P, E>> all;
     for (int64 i = 0; i < c.sequences; ++i)
-        all.emplace_back(c, make(), i == 0 ? c.tokens : random.between(1, c.tokens), random);
+        all.emplace_back(c.variant(i), make(c.variant(i)), i == 0 ? c.tokens : random.between(1, c.tokens), random);
     if (c.nan_token > 0) all[0].of.poison(std::min(c.nan_token, c.tokens) - 1, NAN);
 
     const auto busy = [](const sequence<P, E>& s) { return s.left() > 0; };
@@ -309,7 +317,7 @@ void run_appending(const random_case& c, const P& policy, const scoring& scores,
         for (auto& s : all) {
             const int64 count = next_call(c, s.left(), random);
             const bool with_rows = !c.is(form::mixed) || random.one_in(2);
-            how.lse = s.lse_of(c, count);
+            how.lse = s.lse_of(count);
             if (c.is(form::batch)) {
                 if (s.left() > 0 && !random.one_in(4))  // the others keep their length for now
                     requests.push_back({tokens_of<P>(s.of, s.done, count), &s.cache, s.out.out(s.done, count), how.lse});
@@ -325,14 +333,14 @@ void run_appending(const random_case& c, const P& policy, const scoring& scores,
         how.lse = {};
         if (c.is(form::batch)) sash::attend(requests, how);
         for (auto& s : all)
-            if (c.noise) disturb(c, s.cache, make, random);
+            if (c.noise) disturb(s.c, s.cache, make, random);
     }
     for (auto& s : all) {
-        check_cache(c, s.cache, s.of.key.tokens());
-        const expectation e = expected(c, policy, scores.score, s.of, 0);
+        check_cache(s.c, s.cache, s.of.key.tokens());
+        const expectation e = expected(s.c, policy_of(s.c, policy), scores.score, s.of, 0);
         for (int64 t = 0; t < s.of.key.tokens(); ++t)
             if (s.computed[static_cast<std::size_t>(t)])
-                if (const std::string wrong = disagreement(c, s.out, s.lse, e, t, t); !wrong.empty()) throw failure{wrong};
+                if (const std::string wrong = disagreement(s.c, s.out, s.lse, e, t); !wrong.empty()) throw failure{wrong};
         must(s.out.surroundings_untouched(), "memory beside the output was written");
     }
 }
@@ -347,7 +355,7 @@ void run_reading(const random_case& c, const P& policy, const scoring& scores, c
     how.lse = lse;
     int64 first_query = std::max<int64>(0, c.tokens + c.ahead);
     if (!c.is(form::no_cache)) {
-        auto cache = make();
+        auto cache = make(c);
         operands appended(c, c.tokens, c.tokens, random);
         std::swap(appended.key, of.key), std::swap(appended.value, of.value), std::swap(appended.decay, of.decay);
         for (int64 done = 0; done < c.tokens;) {
@@ -374,7 +382,7 @@ void run_reading(const random_case& c, const P& policy, const scoring& scores, c
     }
     const expectation e = expected(c, policy, scores.score, of, first_query);
     for (int64 t = 0; t < c.queries; ++t)
-        if (const std::string wrong = disagreement(c, out, lse, e, t, t); !wrong.empty()) throw failure{wrong};
+        if (const std::string wrong = disagreement(c, out, lse, e, t); !wrong.empty()) throw failure{wrong};
     must(out.surroundings_untouched(), "memory beside the output was written");
 }
 
@@ -383,7 +391,9 @@ void run_with(const random_case& c, const P& policy, const scoring& scores, numb
     test::poisoned_memory memory;
     {
         const sash::storage storage{.rollback_slack = c.slack, .piece = c.piece, .memory = memory.source()};
-        const auto make = [&] { return sash::kv_cache<P, E>(policy, c.shape(), scores.score, storage); };
+        const auto make = [&](const random_case& like) {
+            return sash::kv_cache<P, E>(policy_of(like, policy), like.shape(), scores.score, storage);
+        };
         sash::workspace workspace(0, memory.source());
         const sash::options how = how_of(c, workspace);
         if (c.is(form::append_read) || c.is(form::no_cache))

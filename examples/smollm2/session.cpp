@@ -77,7 +77,7 @@ text load_text(const session& s, const std::string& name, sash::int64 most) {
     text result{name, {}};
     const int vocabulary = static_cast<int>(s.model.config.vocabulary);
     const auto prepared = [&](const std::string& novel) { return s.folder / "texts" / (novel + ".tokens"); };
-    if (name == "all" && !s.built_in) {
+    if (name == "all" && !s.built_in && fs::exists(prepared(novels[0]))) {
         for (const char* novel : novels) {
             const std::vector<int> tokens = read_tokens(prepared(novel), vocabulary);
             result.tokens.insert(result.tokens.end(), tokens.begin(), tokens.end());
@@ -87,7 +87,10 @@ text load_text(const session& s, const std::string& name, sash::int64 most) {
     } else if (fs::is_regular_file(name)) {
         result.name = fs::path(name).filename().string();
         result.tokens = s.tokenizer.encode(read_file(name));
-    } else if (s.built_in && (name == default_text || name == "all")) {
+    } else if (name == default_text || name == "all") {
+        if (!s.built_in)
+            std::fprintf(stderr, "there are no novels in %s (prepare.py fetches them): the model reads one paragraph again and again,\n"
+                         "and its figures mean nothing; --text FILE takes a text of yours\n", (s.folder / "texts").c_str());
         result.name = "a built-in paragraph, again and again";
         const std::vector<int> once = s.tokenizer.encode(built_in_text);
         while (static_cast<sash::int64>(result.tokens.size()) < std::min<sash::int64>(most, 1 << 20))

@@ -95,6 +95,16 @@ void free(array<T>& a, const memory_source& source) noexcept {
     a = {};
 }
 
+/// Scratch floats; freed at the end of the scope.
+template <class Build>
+struct row_buffer {
+    memory_source memory;
+    array<float> row;
+    row_buffer(const memory_source& m, int64 n) : memory(m) { reserve<Build>(row, memory, n); }
+    row_buffer(const row_buffer&) = delete;
+    ~row_buffer() { free<Build>(row, memory); }
+};
+
 }  // namespace detail
 
 /// Scratch memory for the kernels. A call that is given one allocates only when it must grow, so a decode loop that

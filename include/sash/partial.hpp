@@ -24,6 +24,7 @@ namespace detail {
 /// Infinities are made and recognised by their bits: compilers told that there are none (-ffast-math) fold
 /// comparisons away.
 SASH_INLINE constexpr float minus_infinity() { return std::bit_cast<float>(0xff800000u); }
+SASH_INLINE constexpr bool is_zero(float x) { return std::bit_cast<std::uint32_t>(x) << 1 == 0; }
 SASH_INLINE constexpr bool is_minus_infinity(float x) { return std::bit_cast<std::uint32_t>(x) == 0xff800000u; }
 
 }  // namespace detail
@@ -81,12 +82,12 @@ struct partial {
     SASH_INLINE constexpr void finish(std::span<float> out, float sink_logit = detail::minus_infinity()) const {
         const merge_factors f = factors_to_merge(maximum, sink_logit);
         const float mass = f.left * denominator + f.right;
-        for (std::size_t j = 0; j < out.size(); ++j) out[j] = mass == 0 ? 0 : f.left * numerator[j] / mass;
+        for (std::size_t j = 0; j < out.size(); ++j) out[j] = detail::is_zero(mass) ? 0 : f.left * numerator[j] / mass;
     }
 
     /// log sum_j exp(s_j) over the keys (a sink logit is not one): natural log, -inf where no key was seen.
     SASH_INLINE constexpr float lse() const {
-        return denominator == 0 ? detail::minus_infinity() : maximum + std::log(denominator);
+        return detail::is_zero(denominator) ? detail::minus_infinity() : maximum + std::log(denominator);
     }
 };
 

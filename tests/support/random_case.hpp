@@ -22,13 +22,13 @@ enum class form : int {
     count
 };
 // What happens between the calls and must leave no trace; bits of random_case::noise.
-enum noise : int { rolled_back = 1, forked = 2, saved = 4, moved = 8, read = 16, every_noise = 31 };
+enum noise : int { rolled_back = 1, forked = 2, saved = 4, moved = 8, read = 16, reserved = 32, every_noise = 63 };
 
 struct random_case {
     int64 seed = 1;  // of all numbers and cuts
     int64 policy = 0, element = 0, form = 0;
     int64 kv_heads = 1, group = 1, query_share = 1, key_share = 1, value_share = 1, gate_share = 1;
-    int64 key_dim = 1, value_dim = 1, tokens = 1, sequences = 1;
+    int64 key_dim = 1, value_dim = 1, tokens = 1, sequences = 1, varied = 0;
     int64 window = 1, sinks = 0, compact = 0, bidirectional = 0;
     int64 pairs = 0, interleaved = 0, by_library = 0, quarter_turns = 0;
     int64 soft_cap = 0, alibi = 0, sink_logits = 0, custom = 0, scale = 0;
@@ -45,7 +45,7 @@ struct random_case {
         f("seed", c.seed), f("policy", c.policy), f("element", c.element), f("form", c.form);
         f("kv_heads", c.kv_heads), f("group", c.group), f("query_share", c.query_share), f("key_share", c.key_share);
         f("value_share", c.value_share), f("gate_share", c.gate_share), f("key_dim", c.key_dim), f("value_dim", c.value_dim);
-        f("tokens", c.tokens), f("sequences", c.sequences), f("window", c.window), f("sinks", c.sinks), f("compact", c.compact);
+        f("tokens", c.tokens), f("sequences", c.sequences), f("varied", c.varied), f("window", c.window), f("sinks", c.sinks), f("compact", c.compact);
         f("bidirectional", c.bidirectional), f("pairs", c.pairs), f("interleaved", c.interleaved), f("by_library", c.by_library);
         f("quarter_turns", c.quarter_turns), f("soft_cap", c.soft_cap), f("alibi", c.alibi), f("sink_logits", c.sink_logits);
         f("custom", c.custom), f("scale", c.scale), f("h2", c.h2), f("features", c.features), f("maps", c.maps);
@@ -71,6 +71,16 @@ struct random_case {
     }
     sash::sliding_window sliding_window() const {
         return {.window = window, .sinks = sinks, .frame = compact ? sash::frame::compact : sash::frame::original};
+    }
+
+    // The same for sequence i of a batch whose caches differ: in dims, and in their windows.
+    random_case variant(int64 i) const {
+        random_case c = *this;
+        if (!varied) return c;
+        c.key_dim += 8 * i;
+        c.value_dim += 3 * i;
+        if (window < 1000) c.window += i;
+        return c;
     }
 
     // The nearest case that means something: what excludes each other is settled here, so that fields can be drawn and
@@ -207,6 +217,7 @@ inline random_case draw(std::uint64_t seed) {
     c.element = random.pick({0, 0, 1, 2});
     c.form = random.pick({0, 0, 0, 1, 2, 3, 4});
     c.sequences = random.between(1, 4);
+    c.varied = random.below(2);
     c.kv_heads = random.pick({1, 1, 1, 2, 2, 3, 4, 6});
     c.group = random.pick({1, 1, 2, 3, 4, 5, 6, 7, 8, 9});
     c.query_share = random.one_in(6) ? random.between(1, 4) : 1;

@@ -177,6 +177,7 @@ public:
 
     std::size_t live() const { return live_; }            // bytes out now
     std::size_t allocated() const { return allocated_; }  // bytes ever given out
+    std::size_t largest() const { return largest_; }      // piece
     int64 calls() const { return calls_; }                // allocations there ever were
     // Was every piece given back with the size and alignment it was asked with, and nothing written outside of it?
     bool consistent() const {
@@ -212,6 +213,7 @@ private:
         self.held_[memory] = {whole, bytes, alignment};
         self.live_ += bytes;
         self.allocated_ += bytes;
+        self.largest_ = std::max(self.largest_, bytes);
         ++self.calls_;
         return memory;
     }
@@ -231,7 +233,7 @@ private:
     }
 
     std::map<std::byte*, piece> held_;
-    std::size_t live_ = 0, allocated_ = 0;
+    std::size_t live_ = 0, allocated_ = 0, largest_ = 0;
     int64 calls_ = 0, limit_ = -1;
     bool consistent_ = true;
 };

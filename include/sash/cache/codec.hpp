@@ -2,15 +2,15 @@
 /// \file
 /// How a block of 64 tokens of one KV head is laid out. Only this file knows; no compiler flag changes it.
 ///
-///                keys                       values                      behind them
-///     float      [key_dim][64]              [64][value_pitch]           one line of 64 bytes: its first word has bit l
-///     float16    [key_dim][64]              [64][value_pitch]           set where the value row of lane l holds a NaN or
-///     bfloat16   [⌈key_dim/2⌉][64][2]       [32][value_pitch][2]        an infinity
+///                keys                     values                   behind them
+///     float      [key_dim][64]            [64][value_pitch]        one line of 64 bytes: its first word has bit l
+///     float16    [key_dim][64]            [64][value_pitch]        set where the value row of lane l holds a NaN
+///     bfloat16   [⌈key_dim/2⌉][64][2]     [32][value_pitch][2]     or an infinity
 ///
 /// Keys are transposed: a decoding query multiplies one number with 16 neighbouring keys, a prefill takes the same line
-/// apart and multiplies each key with 16 queries, and both read the block from end to end. bfloat16 comes in pairs along
-/// the dimension that is summed over, keys along d and values along the tokens: what a bfloat16 dot instruction takes.
-/// value_pitch is value_dim rounded up to 16, with zeros, so that no kernel has a tail of columns.
+/// apart and multiplies each key with 16 queries, and both read the block from end to end. bfloat16 comes in pairs
+/// along the dimension that is summed over, keys along d and values along the tokens: what a bfloat16 dot instruction
+/// takes. value_pitch is value_dim rounded up to 16, with zeros, so that no kernel has a tail of columns.
 ///
 /// Blocks come uninitialised. Lanes that were never stored hold anything, NaN included.
 #include <sash/cpu/convert.hpp>
@@ -35,8 +35,7 @@ SASH_INLINE bool is_finite(float x) { return (std::bit_cast<std::uint32_t>(x) & 
 SASH_INLINE bool is_finite(float16 x) { return (x.bits & 0x7c00u) != 0x7c00u; }
 SASH_INLINE bool is_finite(bfloat16 x) { return (x.bits & 0x7f80u) != 0x7f80u; }
 
-/// Where a number lies inside a block, in elements from the start of its part: `elements_in_word` numbers that are summed
-/// together lie side by side.
+/// Numbers that are summed together and therefore lie side by side: the two of a bfloat16 pair.
 template <class Element>
 inline constexpr int64 elements_in_word = 1;
 template <>
@@ -49,7 +48,9 @@ struct codec {
     using words = std::integral_constant<int64, detail::elements_in_word<Element>>;
     static constexpr bool paired = words::value == 2;
 
-    SASH_INLINE static constexpr int64 value_pitch(int64 value_dim) { return detail::round_up(value_dim, detail::panel_width); }
+    SASH_INLINE static constexpr int64 value_pitch(int64 value_dim) {
+        return detail::round_up(value_dim, detail::panel_width);
+    }
     SASH_INLINE static constexpr int64 key_bytes(int64 key_dim) {
         return detail::round_up(key_dim, words::value) * block_tokens * int64{sizeof(Element)};
     }
@@ -71,7 +72,8 @@ struct codec {
 
         std::uint64_t& marks = *nonfinite(block, key_dim, value_dim);
         for (int64 token = 0; token < count; ++token) {
-            const bool finite = store_value<Build>(block, lane + token, key_dim, value_dim, values + token * value_stride);
+            const bool finite =
+                store_value<Build>(block, lane + token, key_dim, value_dim, values + token * value_stride);
             const std::uint64_t bit = std::uint64_t{1} << (lane + token);
             marks = finite ? marks & ~bit : marks | bit;
         }
@@ -144,12 +146,16 @@ struct codec {
         cpu::floats first, second;
     };
     SASH_INLINE static two key_pair(const Element* keys, int64 d, int64 lane) {
-        if constexpr (paired) return split(keys + key_at(d, lane));
-        else return {key_lanes(keys, d, lane), key_lanes(keys, d + 1, lane)};
+        if constexpr (paired)
+            return split(keys + key_at(d, lane));
+        else
+            return {key_lanes(keys, d, lane), key_lanes(keys, d + 1, lane)};
     }
     SASH_INLINE static two value_pair(const Element* values, int64 token, int64 column, int64 pitch) {
-        if constexpr (paired) return split(values + value_at(token, column, pitch));
-        else return {value_lanes(values, token, column, pitch), value_lanes(values, token + 1, column, pitch)};
+        if constexpr (paired)
+            return split(values + value_at(token, column, pitch));
+        else
+            return {value_lanes(values, token, column, pitch), value_lanes(values, token + 1, column, pitch)};
     }
 
 private:

@@ -146,6 +146,7 @@ void move_cache(cache_data<P, E>& to, cache_data<P, E>& from) noexcept {
     to.auxiliary = from.auxiliary;
     from.auxiliary = {};
     to.scratch = static_cast<workspace&&>(from.scratch);
+    from.scratch = workspace(0, from.options.memory);
 }
 
 template <class Build, class P, class E>
@@ -177,21 +178,51 @@ template <class Build>
     refuse<Build>("rollback of ", tokens, " tokens needs what has already left the cache; rollback_slack is ", slack);
 }
 
-/// Another policy of the same type from the next token on: a window that grows or shrinks. What a ring pins stays pinned.
+/// Moves the tokens that `p` retains from a chain into a ring.
+template <class Build, class E, class P>
+void bound(block_store& s, const P& p, const shape& dims, const storage& options) {
+    block_store made;
+    create<Build, E>(made, p, dims, options);
+    struct guard {
+        block_store* held;
+        ~guard() { destroy<Build>(*held); }
+    } undo{&made};
+    made.length = made.oldest = larger(0, first_retained<Build>(p, s.length, s.heads, made.pinned) - made.slack);
+    make_room<Build>(made, p, s.length - made.oldest, s.length - made.oldest);
+    grow_pinned<Build>(made, s.length);
+    made.length = s.length;
+    row_buffer<Build> buffer(s.memory, s.key_dim + s.value_dim);
+    float *key = buffer.row.data, *value = key + s.key_dim;
+    for (const key_interval& i : held_positions(made))
+        for (int64 at = i.first; at < i.last; ++at)
+            for (int64 h = 0; h < s.heads; ++h) {
+                const token_place from = locate<Build>(s, h, at), to = locate<Build>(made, h, at);
+                codec<E>::template load<Build>(from.block, from.lane, s.key_dim, s.value_dim, key, value);
+                codec<E>::template store<Build>(to.block, to.lane, 1, s.key_dim, s.value_dim, key, s.key_dim, value,
+                                                s.value_dim);
+            }
+    std::swap(s, made);
+}
+
+/// Another policy of the same type from the next token on: a window that grows or shrinks. What a ring pins stays
+/// pinned.
 template <class Build, class P, class E>
 void change_policy(cache_data<P, E>& c, const P& p) {
-    static_assert(softmax_policy<P>, "sash: the policy of a recurrent cache cannot change: its state was made with it");
+    static_assert(softmax_policy<P>,
+                  "sash: the policy of a recurrent cache cannot change: its state was made with it");
     validate<Build>(p, c.dims);
     block_store& s = c.store;
-    if (s.bounded && bounds_memory<Build>(p, s.heads)) {
+    const bool bounded = bounds_memory<Build>(p, s.heads);
+    if (s.bounded && bounded) {
         const pinned_set pinned = pinned_positions<Build>(p, s.heads);
         bool same = pinned.count == s.pinned.count;
         for (int i = 0; same && i < pinned.count; ++i) same = pinned[i] == s.pinned[i];
         require<Build>(same || s.length == 0, "the positions a cache pins (", pinned_count(s.pinned, far_away),
-                       " sinks) can change only while it is empty; it holds ", s.length,
-                       " tokens, the new policy pins ", pinned_count(pinned, far_away));
+                       " sinks) can change only while it is empty; it holds ", s.length, " tokens, the new policy pins ",
+                       pinned_count(pinned, far_away));
         s.pinned = pinned;
     }
+    if (!s.bounded && bounded) bound<Build, E>(s, p, c.dims, c.options);
     c.policy = p;
     if (s.bounded) s.oldest = larger(s.oldest, first_retained<Build>(p, s.length, s.heads, s.pinned) - s.slack);
 }

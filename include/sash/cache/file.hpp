@@ -59,16 +59,6 @@ SASH_INLINE void add_policy(fingerprint& f, const P& p, int64 heads) {
     }
 }
 
-/// Scratch floats; freed at the end of the scope.
-template <class Build>
-struct row_buffer {
-    memory_source memory;
-    array<float> row;
-    row_buffer(const memory_source& m, int64 n) : memory(m) { reserve<Build>(row, memory, n); }
-    row_buffer(const row_buffer&) = delete;
-    ~row_buffer() { free<Build>(row, memory); }
-};
-
 /// A feature map is known by the features of a few rows, head by head: learned weights take part.
 template <class Build, recurrent_policy P>
 void add_policy(fingerprint& f, const P& p, const shape& dims, const memory_source& memory) {
@@ -76,6 +66,8 @@ void add_policy(fingerprint& f, const P& p, const shape& dims, const memory_sour
     row_buffer<Build> buffer(memory, dims.key_dim + width);
     float *x = buffer.row.data, *phi = x + dims.key_dim;
     f.add(static_cast<std::uint64_t>(width));
+    f.add(P::has_normaliser ? 1u : 0u);
+    f.add(P::needs_decay ? 1u : 0u);
     for (int64 h = 0; h < dims.heads; ++h)
         for (int side = 0; side < 2; ++side) {
             for (int64 c = 0; c < dims.key_dim; ++c)

@@ -55,8 +55,8 @@ SASH_INLINE bool reads_other_frames(const P& p, int64 heads) {
 
 template <class Build, class P>
 void check_score(const P& p, const shape& dims, const score& s) {
-    require<Build>(s.scale == s.scale && s.scale - s.scale == 0, "scale is ", s.scale, ", must be finite");
-    require<Build>(s.soft_cap >= 0 && s.soft_cap - s.soft_cap == 0, "soft_cap is ", s.soft_cap,
+    require<Build>(is_finite(s.scale), "scale is ", s.scale, ", must be finite");
+    require<Build>(is_finite(s.soft_cap) && s.soft_cap >= 0, "soft_cap is ", s.soft_cap,
                    ", must be finite and not negative");
     check_table<Build>("alibi", s.alibi.size(), dims.heads);
     check_table<Build>("sink_logits", s.sink_logits.size(), dims.heads);

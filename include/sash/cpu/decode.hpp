@@ -2,9 +2,9 @@
 /// \file
 /// One token at a time: keys stand in the lanes of registers.
 ///
-/// The rows are the query heads of one token that share a KV head, up to eight. Nothing is computed that memory does not
-/// have to deliver first, so the kernel is arranged around the stream of cache lines: each is loaded once, met by up to
-/// four rows, and the part of the block that is needed next is asked for while this one is worked on.
+/// The rows are the query heads of one token that share a KV head, up to eight. Nothing is computed that memory does
+/// not have to deliver first, so the kernel is arranged around the stream of cache lines: each is loaded once and meets
+/// all rows (AVX2: four at a time), and what is needed next is asked for while this is worked on.
 ///
 ///     S[row][key]  = Σ_d    q[row][d] · K[d][key]            lanes: keys
 ///     P[row][key]  = 2^(S[row][key] - m[row])
@@ -69,8 +69,8 @@ void begin(decode_rows<Build>& t) {
 
 namespace decode {
 
-/// How far ahead of what is read memory is asked for: more than arrives during the time that one line takes, and little
-/// enough that it is still in the first cache when it is its turn.
+/// How many bytes ahead of what is read memory is asked for: more than arrives while one line is under way, and little
+/// enough that it is still in the first cache when its turn comes. (Half a block ahead costs bfloat16 a fifth.)
 inline constexpr int64 ahead = 8192;
 
 /// A block is read in pieces of this many dimensions of its keys, then of its tokens' values, so that it is read nearly
@@ -85,8 +85,10 @@ struct prefetcher {
     /// For a loop that begins to read `offset` bytes into the block.
     SASH_INLINE prefetcher(const key_tile& tile, int64 block_bytes, int64 offset) {
         const int64 target = offset + ahead;
-        if (target < block_bytes) at = tile.block + target;
-        else at = tile.next != nullptr ? tile.next + (target - block_bytes) : tile.block;
+        if (target < block_bytes)
+            at = tile.block + target;
+        else
+            at = tile.next != nullptr ? tile.next + (target - block_bytes) : tile.block;
     }
     template <int64 Bytes>
     SASH_INLINE void step() {
@@ -100,16 +102,16 @@ struct prefetcher {
 template <class Build>
 inline constexpr int sums = registers<Build> / 2;
 
-/// Rows are taken as many at a time as leave room for two registers of each; a number that is no power of two is rounded
-/// up to one: the last row is then computed more than once, with the same result.
+/// Rows are taken as many at a time as leave room for two registers of each; a number that is no power of two is
+/// rounded up to one: the last row is then computed more than once, with the same result.
 template <class Build>
 inline constexpr int most_rows = sums<Build> / 2;
 
 /// Adds dimensions [first_d, last_d) to the scores of rows [row, row + Rows), for lanes [first, last) and what shares a
 /// register with them.
 template <class Build, class Element, int Rows>
-void score(const decode_rows<Build>& t, int row, const float* query, const Element* keys, int64 first_d, int64 last_d, int first,
-           int last, prefetcher soon) {
+void score(const decode_rows<Build>& t, int row, const float* query, const Element* keys, int64 first_d, int64 last_d,
+           int first, int last, prefetcher soon) {
     using storage = codec<Element>;
     constexpr int all = static_cast<int>(block_tokens) / lanes<Build>;
     constexpr int wide = sums<Build> / Rows < all ? sums<Build> / Rows : all;  // registers of keys
@@ -126,31 +128,31 @@ void score(const decode_rows<Build>& t, int row, const float* query, const Eleme
         floats sum[Rows][wide];
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int w = 0; w < wide; ++w)
                 sum[r][w] = first_d == 0 ? floats(0.0f) : load(to[r] + lane + w * lanes<Build>);
         int64 d = first_d;
         for (; d + 2 <= last_d; d += 2) {
             soon.step<span * 2 * int64{sizeof(Element)}>();
             typename storage::two key[wide];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int w = 0; w < wide; ++w) key[w] = storage::key_pair(keys, d, lane + w * lanes<Build>);
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
                 const floats even(q[r][d]), odd(q[r][d + 1]);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int w = 0; w < wide; ++w) sum[r][w] = fma(odd, key[w].second, fma(even, key[w].first, sum[r][w]));
             }
         }
         if (d < last_d)
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int w = 0; w < wide; ++w)
                     sum[r][w] = fma(floats(q[r][d]), storage::key_lanes(keys, d, lane + w * lanes<Build>), sum[r][w]);
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int w = 0; w < wide; ++w) store(to[r] + lane + w * lanes<Build>, sum[r][w]);
     }
 }
@@ -178,19 +180,22 @@ SASH_INLINE void weigh(const decode_rows<Build>& t, int row, const Element* valu
             soon.step<2 * bytes>();
             typename storage::two value[Wide];
 #pragma GCC unroll 8
-            for (int w = 0; w < Wide; ++w) value[w] = storage::value_pair(values, lane, column + w * lanes<Build>, t.value_pitch);
+            for (int w = 0; w < Wide; ++w)
+                value[w] = storage::value_pair(values, lane, column + w * lanes<Build>, t.value_pitch);
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
                 const floats even(p[r][lane]), odd(p[r][lane + 1]);
 #pragma GCC unroll 8
-                for (int w = 0; w < Wide; ++w) sum[r][w] = fma(odd, value[w].second, fma(even, value[w].first, sum[r][w]));
+                for (int w = 0; w < Wide; ++w)
+                    sum[r][w] = fma(odd, value[w].second, fma(even, value[w].first, sum[r][w]));
             }
             lane += 2;
         } else {
             soon.step<bytes>();
             floats value[Wide];
 #pragma GCC unroll 8
-            for (int w = 0; w < Wide; ++w) value[w] = storage::value_lanes(values, lane, column + w * lanes<Build>, t.value_pitch);
+            for (int w = 0; w < Wide; ++w)
+                value[w] = storage::value_lanes(values, lane, column + w * lanes<Build>, t.value_pitch);
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
@@ -292,10 +297,14 @@ template <class Build, class F>
 SASH_INLINE void in_groups(int rows, const F& f) {
     for (int row = 0; row < rows; row += most_rows<Build>) {
         const int left = rows - row;
-        if (left == 1) f(std::integral_constant<int, 1>{}, row);
-        else if (left == 2) f(std::integral_constant<int, 2>{}, row);
-        else if (left <= 4 || most_rows<Build> == 4) f(std::integral_constant<int, 4>{}, row);
-        else f(std::integral_constant<int, most_rows<Build>>{}, row);
+        if (left == 1)
+            f(std::integral_constant<int, 1>{}, row);
+        else if (left == 2)
+            f(std::integral_constant<int, 2>{}, row);
+        else if (left <= 4 || most_rows<Build> == 4)
+            f(std::integral_constant<int, 4>{}, row);
+        else
+            f(std::integral_constant<int, most_rows<Build>>{}, row);
     }
 }
 
@@ -317,7 +326,8 @@ void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit
         const decode::prefetcher soon(tile, block_bytes, storage::key_bytes(d));
         decode::in_groups<Build>(t.rows, [&](auto rows, int row) {
             decode::score<Build, Element, decltype(rows)::value>(t, row, query, storage::keys(tile.block), d,
-                                                                 detail::smaller(d + decode::piece_dims, t.key_dim), first, last, soon);
+                                                                 detail::smaller(d + decode::piece_dims, t.key_dim),
+                                                                 first, last, soon);
         });
     }
 
@@ -328,7 +338,8 @@ void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit
     while (seen != 0) {  // runs of lanes that are seen: what is not seen is not even multiplied by zero
         const int from = std::countr_zero(seen), run = std::countr_one(seen >> from);
         const int to = from + (run < decode::piece_tokens ? run : decode::piece_tokens);
-        const decode::prefetcher soon(tile, block_bytes, key_bytes + from * storage::value_bytes(t.value_dim) / block_tokens);
+        const decode::prefetcher soon(tile, block_bytes,
+                                      key_bytes + from * storage::value_bytes(t.value_dim) / block_tokens);
         decode::in_groups<Build>(t.rows, [&](auto rows, int row) {
             decode::weigh<Build, Element, decltype(rows)::value>(t, row, values, from, to, soon);
         });

@@ -11,10 +11,11 @@ inline constexpr float log2_e = 1.44269504f;
 
 /// 2^x for x <= 127.
 ///
-/// With n = round(x) and f = x - n in [-1/2, 1/2]:  2^x = 2^n · p(f),  p(f) = 1 + f·q(f), q of degree 4 chosen so that the
-/// largest relative error of p is least (Remez): 9.2e-8. Max error: 2 ulp. Exactly 1 at 0, exactly 0 at -infinity and
-/// wherever the result would be far below the smallest normal number (x < -126 may give 0), NaN for NaN. Holds under
-/// -ffast-math too: rounding is an instruction of its own that cannot be reassociated, and no test is one for infinity.
+/// With n = round(x) and f = x - n in [-1/2, 1/2]:  2^x = 2^n · p(f),  p(f) = 1 + f·q(f), q of degree 4 chosen so that
+/// the largest relative error of p is least (Remez): 9.2e-8. Max error: 2 ulp. Exactly 1 at 0, exactly 0 at -infinity
+/// and wherever the result would be far below the smallest normal number (x < -126 may give 0), NaN for NaN. Holds
+/// under -ffast-math too: rounding is an instruction of its own that cannot be reassociated, no test is one for
+/// infinity.
 SASH_INLINE floats exp2(floats x) {
 #if defined(__AVX512F__)
     const floats n(_mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -31,7 +32,7 @@ SASH_INLINE floats exp2(floats x) {
 #if defined(__AVX512F__)
     return floats(_mm512_scalef_ps(p, n));  // p is NaN at -infinity, where this instruction is defined to give 0
 #else
-    // n is added to the exponent field. From -126 on that field stays positive; below, and for -infinity, the result is 0.
+    // n is added to the exponent field. From -126 on that field stays positive; below, and for -infinity, 0 it is.
     const floats scaled = as_floats(as_integers(p) + (whole << 23));
     return select(x < floats(-126.0f), floats(0.0f), scaled);
 #endif
@@ -39,8 +40,8 @@ SASH_INLINE floats exp2(floats x) {
 
 /// tanh x.
 ///
-/// From 5/8 on |tanh x| = 1 - 2 / (e^2|x| + 1). Below, where that difference would cancel, x + x^3·p(x^2) with p of degree
-/// 4 chosen as above: 4.4e-9. Max error: 2 ulp. Odd, ±1 at ±infinity, NaN for NaN.
+/// From 5/8 on |tanh x| = 1 - 2 / (e^2|x| + 1). Below, where that difference would cancel, x + x^3·p(x^2) with p of
+/// degree 4 chosen as above: 4.4e-9. Max error: 2 ulp. Odd, ±1 at ±infinity, NaN for NaN.
 SASH_INLINE floats tanh(floats x) {
     const floats u = x * x;
     floats p = fma(u, floats(-0.00570498713f), floats(0.0206390874f));

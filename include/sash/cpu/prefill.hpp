@@ -2,19 +2,20 @@
 /// \file
 /// Many queries at once: queries stand in the lanes of registers.
 ///
-/// A query tile is up to three registers of rows (48 with AVX-512, 24 with AVX2), a row being one query head of one token:
-/// all query heads that share a KV head are just more rows. Its queries are transposed once, and then key tiles come by:
+/// A query tile is up to three registers of rows (48 with AVX-512, 24 with AVX2), a row being one query head of one
+/// token: all query heads that share a KV head are just more rows. Its queries are transposed once, then key tiles come
+/// by:
 ///
 ///     S[key][row]  = Σ_d    K[d][key] · Q[d][row]            scores of a key tile
 ///     P[key][row]  = 2^(S[key][row] - m[row])                m: running maximum
 ///     O[col][row] += Σ_key  V[key][col] · P[key][row]        the output, transposed
 ///
-/// Both sums are the same small matrix product (`multiply`): broadcast a number of K or V, multiply it with registers of rows,
-/// which lie side by side; K and V are used where they are. Maximum, sum and rescaling are one lane per row: nothing is
-/// ever added across a register, and no row's bits depend on which rows stand beside it.
+/// Both sums are the same small matrix product (`multiply`): broadcast a number of K or V, multiply it with registers
+/// of rows, which lie side by side; K and V are used where they are. Maximum, sum and rescaling are one lane per row:
+/// nothing is ever added across a register, and no row's bits depend on which rows stand beside it.
 ///
-/// The output is rescaled only when a row's maximum has grown by 2^8 (`slack`); until then P is larger than 1, which
-/// floats do not mind. `settle` brings everything to the exact maximum.
+/// The output is rescaled only when a row's maximum has grown by 8 (`slack`), a factor of 2^8; until then P is larger
+/// than 1, which floats do not mind. `settle` brings everything to the exact maximum.
 #include <sash/cache/codec.hpp>
 #include <sash/cpu/score_tile.hpp>
 
@@ -33,18 +34,19 @@ struct query_tile {
 
     int rows = 0;
     int64 key_dim = 0, value_dim = 0, value_pitch = 0;
-    float* query = nullptr;                // [frames][key_dim][capacity]
-    float* numerator = nullptr;            // [value_pitch][capacity]
-    float* maximum = nullptr;              // [capacity] base 2; stale until settled
-    float* denominator = nullptr;          // [capacity]
-    float* weights = nullptr;              // [64][capacity] scores, then weights of the tile at hand
-    float* peak = nullptr;                 // [capacity] largest score so far
-    float* panel = nullptr;                // [key_dim rounded up to 2, but at least 64][16] unpacked keys or values
-    const std::int32_t* head = nullptr;    // [capacity] query head of each row; read where a stage needs it
+    float* query = nullptr;              // [frames][key_dim][capacity]
+    float* numerator = nullptr;          // [value_pitch][capacity]
+    float* maximum = nullptr;            // [capacity] base 2; stale until settled
+    float* denominator = nullptr;        // [capacity]
+    float* weights = nullptr;            // [64][capacity] scores, then weights of the tile at hand
+    float* peak = nullptr;               // [capacity] largest score so far
+    float* keep = nullptr;               // [capacity] factor that brings sums to a maximum that was raised
+    float* panel = nullptr;              // [key_dim rounded up to 2, but at least 64][16] unpacked keys or values
+    const std::int32_t* head = nullptr;  // [capacity] query head of each row; read where a stage needs it
 
     /// Floats of scratch for one tile; a multiple of 16.
     static int64 floats(int64 key_dim, int64 value_dim, int frames) {
-        const int64 lines = frames * key_dim + codec<float>::value_pitch(value_dim) + block_tokens + 3;
+        const int64 lines = frames * key_dim + codec<float>::value_pitch(value_dim) + block_tokens + 4;
         return detail::round_up(lines * capacity, 16) + panel_floats(key_dim);
     }
 
@@ -61,6 +63,7 @@ struct query_tile {
         maximum = weights + block_tokens * capacity;
         denominator = maximum + capacity;
         peak = denominator + capacity;
+        keep = peak + capacity;
     }
 
 private:
@@ -79,7 +82,8 @@ void pack_queries(query_tile<Build>& tile, int frame, const float* const* rows, 
     for (; r + 4 <= tile.rows; r += 4) {
         int64 d = 0;
         for (; d + 4 <= tile.key_dim; d += 4)
-            transpose_4x4(rows[r] + d, rows[r + 1] + d, rows[r + 2] + d, rows[r + 3] + d, factor, to + d * pitch + r, pitch);
+            transpose_4x4(rows[r] + d, rows[r + 1] + d, rows[r + 2] + d, rows[r + 3] + d, factor, to + d * pitch + r,
+                          pitch);
         for (; d < tile.key_dim; ++d)
             for (int64 i = r; i < r + 4; ++i) to[d * pitch + i] = factor * rows[i][d];
     }
@@ -111,21 +115,51 @@ struct strip {
 template <class Build, int Vectors>
 inline constexpr int tile_height = registers<Build> == 32 || Vectors == 1 ? 8 : 4;
 
-/// c[j][i] (+)= Σ_t a[t][j] · b[t][i]   for j < height (a multiple of 8) and i < Vectors · lanes.
-/// Rows of a are a_pitch floats apart, rows of b and c the capacity of a query tile. Summed in the order of t.
+/// Memory that will be wanted soon, asked for bit by bit: `step` bytes further at every term of a product. Blocks come
+/// from an outer cache or from memory; asked for all at once they would keep the product waiting.
+struct upcoming {
+    const std::byte* at;
+    int64 step;
+};
+
+/// c[j][i] = keep[i] · c[j][i] + Σ_t a[t][j] · b[t][i]   for j < height, rounded up to 8, and i < vectors · lanes.
+struct product {
+    int vectors;
+    float* c;        // rows are the capacity of a query tile apart
+    const float* a;  // rows are a_pitch floats apart
+    int64 a_pitch;
+    const float* b;  // as c
+    int64 terms, height;
+    bool accumulate;    // false: c is overwritten
+    const float* keep;  // null: all ones
+    upcoming soon;
+};
+
+/// Summed in the order of t: no element's bits depend on how it shares the work with others.
 template <class Build, int Vectors>
-void multiply(float* c, const float* a, int64 a_pitch, const float* b, int64 terms, int64 height, bool accumulate) {
+void multiply(const product& p) {
     constexpr int high = tile_height<Build, Vectors>;
     constexpr int64 pitch = query_tile<Build>::capacity;
-    for (int64 j0 = 0; j0 < height; j0 += high, a += high, c += high * pitch) {
-        floats sum[high][Vectors];  // the unroll pragmas keep it in registers: g++ 12 spills it at every step without them
+    const std::byte* soon = p.soon.at;
+    for (int64 j0 = 0; j0 < p.height; j0 += high) {
+        float* c = p.c + j0 * pitch;
+        // The unroll pragmas keep the sums in registers: g++ 12 spills them at every step without.
+        floats sum[high][Vectors];
 #pragma GCC unroll 8
         for (int j = 0; j < high; ++j)
 #pragma GCC unroll 3
-            for (int v = 0; v < Vectors; ++v) sum[j][v] = accumulate ? load(c + j * pitch + v * lanes<Build>) : floats(0.0f);
-        const float* left = a;
-        const float* right = b;
-        for (int64 t = 0; t < terms; ++t, left += a_pitch, right += pitch) {
+            for (int v = 0; v < Vectors; ++v)
+                sum[j][v] = p.accumulate ? load(c + j * pitch + v * lanes<Build>) : floats(0.0f);
+        if (p.keep != nullptr)
+#pragma GCC unroll 8
+            for (int j = 0; j < high; ++j)
+#pragma GCC unroll 3
+                for (int v = 0; v < Vectors; ++v) sum[j][v] = sum[j][v] * load(p.keep + v * lanes<Build>);
+
+        const float* left = p.a + j0;
+        const float* right = p.b;
+        for (int64 t = 0; t < p.terms; ++t, left += p.a_pitch, right += pitch, soon += p.soon.step) {
+            prefetch(soon);
             floats row[Vectors];
 #pragma GCC unroll 3
             for (int v = 0; v < Vectors; ++v) row[v] = load(right + v * lanes<Build>);
@@ -144,10 +178,13 @@ void multiply(float* c, const float* a, int64 a_pitch, const float* b, int64 ter
 }
 
 template <class Build>
-void multiply(int vectors, float* c, const float* a, int64 a_pitch, const float* b, int64 terms, int64 height, bool accumulate) {
-    if (vectors == 3) multiply<Build, 3>(c, a, a_pitch, b, terms, height, accumulate);
-    else if (vectors == 2) multiply<Build, 2>(c, a, a_pitch, b, terms, height, accumulate);
-    else multiply<Build, 1>(c, a, a_pitch, b, terms, height, accumulate);
+void multiply(const product& p) {
+    if (p.vectors == 3)
+        multiply<Build, 3>(p);
+    else if (p.vectors == 2)
+        multiply<Build, 2>(p);
+    else
+        multiply<Build, 1>(p);
 }
 
 /// For each row of one register, the 64 lanes it sees.
@@ -173,8 +210,8 @@ struct seen_lanes {
 
 /// As `multiply` with one register of rows, but a term counts only in rows that see its lane: 0 · NaN would not be 0.
 template <class Build>
-void multiply_seen(float* c, const float* a, int64 a_pitch, const float* b, const seen_lanes<Build>& seen, int first, int last,
-                   int64 height) {
+void multiply_seen(float* c, const float* a, int64 a_pitch, const float* b, const seen_lanes<Build>& seen, int first,
+                   int last, int64 height) {
     constexpr int64 pitch = query_tile<Build>::capacity;
     for (int64 j = 0; j < height; ++j) {
         floats sum = load(c + j * pitch);
@@ -186,13 +223,15 @@ void multiply_seen(float* c, const float* a, int64 a_pitch, const float* b, cons
 
 /// Soft cap and ALiBi of one register of rows; times `unit`, which brings the scores to base 2 if nothing is to follow.
 template <class Build>
-void cap_and_slope(const score_stage& stage, const query_tile<Build>& tile, const tile_visit& visit, const strip& s, float unit) {
+void cap_and_slope(const score_stage& stage, const query_tile<Build>& tile, const tile_visit& visit, const strip& s,
+                   float unit) {
     constexpr int64 pitch = query_tile<Build>::capacity;
     const bool capped = stage.soft_cap != 0, sloped = stage.alibi != nullptr;
     const floats inverse(capped ? 1.0f / stage.soft_cap : 0.0f), cap(stage.soft_cap * unit);
     const row_distances<Build> distance(visit.distance, visit.distance_table, s.column, tile.rows, pitch);
     alignas(64) float slope[floats::size] = {};
-    for (int i = 0; sloped && i < lanes<Build> && s.column + i < tile.rows; ++i) slope[i] = -unit * stage.alibi[tile.head[s.column + i]];
+    for (int i = 0; sloped && i < lanes<Build> && s.column + i < tile.rows; ++i)
+        slope[i] = -unit * stage.alibi[tile.head[s.column + i]];
     const floats slopes = load(slope);
     for (int lane = s.first; lane < s.last; ++lane) {
         float* at = tile.weights + lane * pitch + s.column;
@@ -223,20 +262,19 @@ void apply(const score_stage& stage, const query_tile<Build>& tile, const tile_v
     }
 }
 
-/// Multiplies what the rows of one register have gathered by `factor`.
+/// Multiplies the numerators of one register of rows by `factor`.
 template <class Build>
 void rescale(query_tile<Build>& tile, int column, floats factor) {
-    constexpr int64 pitch = query_tile<Build>::capacity;
-    store(tile.denominator + column, load(tile.denominator + column) * factor);
     for (int64 c = 0; c < tile.value_pitch; ++c) {
-        float* at = tile.numerator + c * pitch + column;
+        float* at = tile.numerator + c * query_tile<Build>::capacity + column;
         store(at, load(at) * factor);
     }
 }
 
-/// Scores of one register of rows -> weights, lanes [first, last); their sum joins the denominator.
+/// Scores of one register of rows -> weights, lanes [first, last); their sum joins the denominator. Says whether the
+/// maximum of a row was raised: then the numerators are to be multiplied by tile.keep.
 template <class Build>
-void exponentiate(query_tile<Build>& tile, int column, int first, int last) {
+bool exponentiate(query_tile<Build>& tile, int column, int first, int last) {
     constexpr int64 pitch = query_tile<Build>::capacity;
     float* scores = tile.weights + column;
     floats top(minus_infinity());
@@ -251,15 +289,15 @@ void exponentiate(query_tile<Build>& tile, int column, int first, int last) {
     }
     store(tile.peak + column, cpu::maximum(top, load(tile.peak + column)));
 
-    floats base = load(tile.maximum + column);
-    const lane_mask grown = top > base + floats(slack);
-    if (any(grown)) {  // the others' factor is exactly 1; of a row that had seen nothing, exactly 0
-        const floats raised = select(grown, top, base);
-        rescale(tile, column, select(grown, exp2(base - raised), floats(1.0f)));
-        store(tile.maximum + column, raised);
-        base = raised;
-    }
-    base = select(is_minus_infinity(base), floats(0.0f), base);  // nothing seen: -inf - 0, never -inf - -inf
+    const floats stale = load(tile.maximum + column);
+    const lane_mask grown = top > stale + floats(slack);
+    const floats maximum = select(grown, top, stale);
+    // The factor of the rows that do not grow is exactly 1; of a row that had seen nothing, exactly 0.
+    const floats keep = select(grown, exp2(stale - maximum), floats(1.0f));
+    store(tile.maximum + column, maximum);
+    store(tile.keep + column, keep);
+    // Nothing seen yet: -inf - 0, never -inf - -inf.
+    const floats base = select(is_minus_infinity(maximum), floats(0.0f), maximum);
     floats sum(0.0f);
 #pragma GCC unroll 4
     for (int lane = first; lane < last; ++lane) {
@@ -267,14 +305,15 @@ void exponentiate(query_tile<Build>& tile, int column, int first, int last) {
         store(scores + lane * pitch, weight);
         sum = sum + weight;
     }
-    store(tile.denominator + column, load(tile.denominator + column) + sum);
+    store(tile.denominator + column, load(tile.denominator + column) * keep + sum);
+    return any(grown);
 }
 
 /// How a visit is cut up, given that rows differ in what they see.
 template <class Build>
 struct cut {
-    strip rows[query_tile<Build>::vectors];               // for each register of rows, from the first lane that one of
-    int registers = 0;                                    // its rows sees to the last; none for one that sees nothing
+    strip rows[query_tile<Build>::vectors];              // for each register of rows, from the first lane that one of
+    int registers = 0;                                   // its rows sees to the last; none for one that sees nothing
     strip products[2 * query_tile<Build>::vectors + 1];  // the same area, as much of it as can be in full width
     int count = 0;
 
@@ -284,7 +323,8 @@ struct cut {
         bool same_first = true, same_last = true;
         for (int row = 0; row < tile.rows; row += lanes<Build>) {
             std::uint64_t seen = visible == nullptr ? candidates : 0;
-            for (int i = row; visible != nullptr && i < row + lanes<Build> && i < tile.rows; ++i) seen |= visible[i] & candidates;
+            for (int i = row; visible != nullptr && i < row + lanes<Build> && i < tile.rows; ++i)
+                seen |= visible[i] & candidates;
             if (seen == 0) {
                 last = 0;
                 continue;
@@ -300,7 +340,8 @@ struct cut {
         if (!same_last) last = last / 8 * 8;
         if (first >= last) first = last = 64;  // nothing in common
         // A row's lanes stay in order: what comes before, what is common, what comes after.
-        for (int i = 0; i < registers; ++i) add(rows[i].column, 1, rows[i].first, first < rows[i].last ? first : rows[i].last);
+        for (int i = 0; i < registers; ++i)
+            add(rows[i].column, 1, rows[i].first, first < rows[i].last ? first : rows[i].last);
         add(0, registers, first, last);
         for (int i = 0; i < registers; ++i) add(rows[i].column, 1, last, rows[i].last);
     }
@@ -312,17 +353,28 @@ private:
 };
 
 /// S = K·Q for all products of the cut. Other lanes of the same register tiles may be scored too; they are not read.
+/// Meanwhile the values of the block are on their way.
 template <class Build, class Element>
 void score(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& parts, const float* query) {
     constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
+    const std::byte* values = keys.block + codec<Element>::key_bytes(tile.key_dim);
+    const int64 bytes = codec<Element>::value_bytes(tile.value_dim) / block_tokens;  // for each lane
     for (int64 lane = keys.first / width * width; lane < keys.last; lane += width) {
         const auto panel = codec<Element>::template key_panel<Build>(keys.block, lane, tile.key_dim, tile.panel);
         for (int i = 0; i < parts.count; ++i) {
             const strip& s = parts.products[i];
             const int64 from = detail::larger(s.first / 8 * 8, lane), to = detail::smaller(s.last, lane + width);
             if (from < to)
-                multiply<Build>(s.vectors, tile.weights + from * pitch + s.column, panel.data + (from - lane), panel.pitch,
-                                query + s.column, tile.key_dim, to - from, false);
+                multiply<Build>({.vectors = s.vectors,
+                                 .c = tile.weights + from * pitch + s.column,
+                                 .a = panel.data + (from - lane),
+                                 .a_pitch = panel.pitch,
+                                 .b = query + s.column,
+                                 .terms = tile.key_dim,
+                                 .height = to - from,
+                                 .accumulate = false,
+                                 .keep = nullptr,
+                                 .soon = {values + from * bytes, bytes * tile_height<Build, 3> / tile.key_dim}});
         }
     }
 }
@@ -339,22 +391,35 @@ void hide(query_tile<Build>& tile, const strip& s, const std::uint64_t* visible)
 }
 
 /// O += V·P. A value that is not finite must not meet the weight 0 of a row that does not see it: `careful`.
+/// Meanwhile the keys of the next block are on their way.
 template <class Build, class Element>
-void weigh(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& parts, const std::uint64_t* visible, bool careful) {
+void weigh(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& parts, const std::uint64_t* visible,
+           bool careful, const float* keep) {
     constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
+    const std::byte* next = keys.next != nullptr ? keys.next : keys.block;
+    const int64 bytes = codec<Element>::key_bytes(tile.key_dim) / tile.value_pitch;  // for each column
     for (int64 column = 0; column < tile.value_pitch; column += width) {
-        const auto panel = codec<Element>::template value_panel<Build>(keys.block, column, keys.first, keys.last, tile.key_dim,
-                                                                       tile.value_dim, tile.panel);
+        const auto panel = codec<Element>::template value_panel<Build>(keys.block, column, keys.first, keys.last,
+                                                                       tile.key_dim, tile.value_dim, tile.panel);
         float* sums = tile.numerator + column * pitch;
         for (int i = 0; careful && i < parts.registers; ++i) {
             const strip& s = parts.rows[i];
             const seen_lanes<Build> seen(visible, s.column, tile.rows);
-            multiply_seen(sums + s.column, panel.data, panel.pitch, tile.weights + s.column, seen, s.first, s.last, width);
+            multiply_seen(sums + s.column, panel.data, panel.pitch, tile.weights + s.column, seen, s.first, s.last,
+                          width);
         }
         for (int i = 0; !careful && i < parts.count; ++i) {
             const strip& s = parts.products[i];
-            multiply<Build>(s.vectors, sums + s.column, panel.data + s.first * panel.pitch, panel.pitch,
-                            tile.weights + s.first * pitch + s.column, s.last - s.first, width, true);
+            multiply<Build>({.vectors = s.vectors,
+                             .c = sums + s.column,
+                             .a = panel.data + s.first * panel.pitch,
+                             .a_pitch = panel.pitch,
+                             .b = tile.weights + s.first * pitch + s.column,
+                             .terms = s.last - s.first,
+                             .height = width,
+                             .accumulate = true,
+                             .keep = keep,
+                             .soon = {next + column * bytes, bytes * tile_height<Build, 3> / block_tokens}});
         }
     }
 }
@@ -368,15 +433,20 @@ void absorb(query_tile<Build>& tile, const key_tile& keys, const tile_visit& vis
     if (parts.registers == 0) return;
     const float* query = tile.query + visit.frame * tile.key_dim * query_tile<Build>::capacity;
     prefill::score<Build, Element>(tile, keys, parts, query);
+
+    const std::uint64_t nonfinite = codec<Element>::nonfinite_lanes(keys.block, tile.key_dim, tile.value_dim);
+    const bool careful = visit.visible != nullptr && (nonfinite & lanes_between(keys.first, keys.last)) != 0;
+    const bool at_once = parts.count == 1 && !careful;  // the product can rescale the sums when it loads them
+    const float* keep = nullptr;
     for (int i = 0; i < parts.registers; ++i) {
         const prefill::strip& s = parts.rows[i];
         if (!stage.empty()) prefill::apply(stage, tile, visit, s);
         if (visit.visible != nullptr) prefill::hide(tile, s, visit.visible);
-        prefill::exponentiate(tile, s.column, s.first, s.last);
+        const bool raised = prefill::exponentiate(tile, s.column, s.first, s.last);
+        if (raised && !at_once) prefill::rescale(tile, s.column, load(tile.keep + s.column));
+        keep = raised && at_once ? tile.keep : keep;
     }
-    const std::uint64_t nonfinite = codec<Element>::nonfinite_lanes(keys.block, tile.key_dim, tile.value_dim);
-    const bool careful = visit.visible != nullptr && (nonfinite & lanes_between(keys.first, keys.last)) != 0;
-    prefill::weigh<Build, Element>(tile, keys, parts, visit.visible, careful);
+    prefill::weigh<Build, Element>(tile, keys, parts, visit.visible, careful, keep);
 }
 
 /// Brings numerator and denominator to the exact maximum of each row.
@@ -385,7 +455,10 @@ void settle(query_tile<Build>& tile) {
     for (int column = 0; column < tile.rows; column += lanes<Build>) {
         const floats peak = load(tile.peak + column), base = load(tile.maximum + column);
         const lane_mask grown = peak > base;
-        if (any(grown)) prefill::rescale(tile, column, select(grown, exp2(base - peak), floats(1.0f)));
+        if (!any(grown)) continue;
+        const floats keep = select(grown, exp2(base - peak), floats(1.0f));
+        prefill::rescale(tile, column, keep);
+        store(tile.denominator + column, load(tile.denominator + column) * keep);
         store(tile.maximum + column, peak);
     }
 }

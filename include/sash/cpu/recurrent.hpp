@@ -11,6 +11,7 @@
 #include <sash/cache/state.hpp>
 #include <sash/cpu/feature_row.hpp>
 #include <sash/cpu/rows.hpp>
+#include <sash/partial.hpp>
 #include <sash/rope.hpp>
 
 #include <cmath>
@@ -327,7 +328,7 @@ void pack_queries_of_state(const recurrent_task<P>& at, const token_block& b, in
 template <class Build>
 void finish_row(float* row, int64 pitch, float factor, float divisor) {
     for (int64 d = 0; d < pitch; d += lanes<Build>)
-        store(row + d, divisor == 0 ? floats(0.0f) : floats(factor) * (load(row + d) / floats(divisor)));
+        store(row + d, detail::is_zero(divisor) ? floats(0.0f) : floats(factor) * (load(row + d) / floats(divisor)));
 }
 
 /// out = numerator / denominator and lse = log(denominator), or out = scale · numerator.
@@ -339,7 +340,7 @@ void finish_rows(const recurrent_task<P>& at, const token_block& b, int64 first)
         if constexpr (P::has_normaliser) {
             const float mass = b.denominator[r];
             finish_row<Build>(row, at.store.value_pitch, 1, mass);
-            if (at.call.lse) at.call.lse[token * at.dims.heads + head] = mass == 0 ? minus_infinity() : std::log(mass);
+            if (at.call.lse) at.call.lse[token * at.dims.heads + head] = detail::is_zero(mass) ? minus_infinity() : std::log(mass);
         } else {
             finish_row<Build>(row, at.store.value_pitch, at.call.scale, 1);
         }

@@ -24,8 +24,8 @@ SASH_INLINE std::uint64_t lanes_between(int first, int last) {
 
 /// Who reads a key tile.
 struct tile_visit {
-    /// Bit l of a word: lane l is seen. Prefill: a word for each row; decode: one word for all rows. Null: every row sees
-    /// all of [first, last).
+    /// Bit l of a word: lane l is seen. Prefill: a word for each row; decode: one word for all rows. Null: every row
+    /// sees all of [first, last).
     const std::uint64_t* visible = nullptr;
     int frame = 0;                    ///< which prepared query reads
     const float* distance = nullptr;  ///< [rows] from the row to lane 0; to lane l it is distance[row] - l
@@ -95,7 +95,8 @@ struct row_distances {
     const float* table = nullptr;
     int64 pitch;
 
-    SASH_INLINE row_distances(const float* distance, const float* distance_table, int64 row, int64 rows, int64 table_pitch)
+    SASH_INLINE row_distances(const float* distance, const float* distance_table, int64 row, int64 rows,
+                              int64 table_pitch)
         : to_lane_0(0.0f), pitch(table_pitch) {
         if (distance_table != nullptr) {
             table = distance_table + row;
@@ -125,7 +126,8 @@ void score_rows(const void* functor, const score_tile& tile) {
     const F& f = *static_cast<const F*>(functor);
     for (int64 row = 0; row < tile.rows; row += lanes<Build>) {
         std::int32_t head[floats::size] = {};
-        for (int64 i = 0; tile.head != nullptr && i < lanes<Build> && row + i < tile.rows; ++i) head[i] = tile.head[row + i];
+        for (int64 i = 0; tile.head != nullptr && i < lanes<Build> && row + i < tile.rows; ++i)
+            head[i] = tile.head[row + i];
         const row_distances<Build> distance(tile.distance, tile.distance_table, row, tile.rows, tile.pitch);
         row_site<Build> site(head);
         float* scores = tile.scores + row;

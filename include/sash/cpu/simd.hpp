@@ -3,10 +3,10 @@
 /// The only file that includes xsimd, and the only one that knows how its versions 8 to 14 differ. Kernels are written
 /// with `floats`, as many as one register holds, and with the functions below; each is one or two instructions.
 ///
-/// Where xsimd lacks an operation, or means something else by it from version to version, the instruction is named here:
-/// multiply-add on AVX-512 (xsimd 8 multiplies, rounds, then adds), maximum (8 keeps the second operand's NaN, 14 the
-/// first's), 16-bit elements, bits of an integer as a mask. Every function is always inlined, so that files built for
-/// different machines share none of them.
+/// Where xsimd lacks an operation, or means something else by it from version to version, the instruction is named
+/// here: multiply-add on AVX-512 (xsimd 8 multiplies, rounds, then adds), maximum (8 keeps the second operand's NaN, 14
+/// the first's), 16-bit elements, bits of an integer as a mask. Every function is always inlined, so that files built
+/// for different machines share none of them.
 #include <sash/scalar.hpp>
 
 #include <bit>
@@ -18,10 +18,9 @@
 #define SASH_KERNELS_BEGIN _Pragma("float_control(push)") _Pragma("float_control(precise, on)")
 #define SASH_KERNELS_END _Pragma("float_control(pop)")
 #elif defined(__GNUC__) && !defined(__clang__)
-#define SASH_KERNELS_BEGIN                                          \
-    _Pragma("GCC diagnostic push")                                  \
-    _Pragma("GCC diagnostic ignored \"-Wmaybe-uninitialized\"")     \
-    _Pragma("GCC diagnostic ignored \"-Wuninitialized\"")
+#define SASH_KERNELS_BEGIN                                                                     \
+    _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wmaybe-uninitialized\"") \
+        _Pragma("GCC diagnostic ignored \"-Wuninitialized\"")
 #define SASH_KERNELS_END _Pragma("GCC diagnostic pop")
 #else
 #define SASH_KERNELS_BEGIN
@@ -188,7 +187,8 @@ SASH_INLINE floats load(const float16* p) {
 
 SASH_INLINE void store(float16* p, floats x) {
 #if defined(__AVX512F__)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif defined(__F16C__) && defined(__AVX__)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #else
@@ -200,7 +200,9 @@ SASH_INLINE void store(float16* p, floats x) {
 
 /// The two halves of 32-bit words that hold two bfloat16 each.
 SASH_INLINE floats low_bfloat16(integers words) { return as_floats(words << 16); }
-SASH_INLINE floats high_bfloat16(integers words) { return as_floats(words & integers(static_cast<std::int32_t>(0xffff0000u))); }
+SASH_INLINE floats high_bfloat16(integers words) {
+    return as_floats(words & integers(static_cast<std::int32_t>(0xffff0000u)));
+}
 
 SASH_INLINE floats load(const bfloat16* p) {
 #if defined(__AVX512F__)

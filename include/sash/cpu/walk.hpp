@@ -65,15 +65,15 @@ void write_finished(const softmax_job<P>& job, int64 token, int64 head, float* n
     const float m = is_seen(maximum) ? maximum * ln_2 : detail::minus_infinity();
     if (job.lse)
         job.lse[token * job.dims->heads + head] =
-            denominator == 0 ? detail::minus_infinity() : m + std::log(denominator);
+            detail::is_zero(denominator) ? detail::minus_infinity() : m + std::log(denominator);
     float factor = 1, mass = denominator;
     if (job.finish && job.scores->sink_logits) {
         const merge_factors f = factors_to_merge(m, job.scores->sink_logits[head]);
         factor = f.left;
         mass = f.left * denominator + f.right;
     }
-    const float weight = mass == 0 ? 0 : factor / mass;
-    for (int64 c = 0; c < job.out.dim; ++c) numerator[c] = denominator == 0 ? 0 : numerator[c] * weight;
+    const float weight = detail::is_zero(mass) ? 0 : factor / mass;
+    for (int64 c = 0; c < job.out.dim; ++c) numerator[c] = detail::is_zero(denominator) ? 0 : numerator[c] * weight;
     write_row<Build>(job.out, token, head, numerator);
 }
 
@@ -388,7 +388,7 @@ void merge_pieces(const softmax_job<P>& job, const softmax_task* tasks, int64 pi
         for (int64 r = 0; r < rows; ++r) {
             const float* from = tasks[piece].partial;
             const float other = from[rows * pitch + r], other_mass = from[rows * pitch + rows + r];
-            if (other_mass == 0)
+            if (detail::is_zero(other_mass))
                 continue;  // it saw nothing. A visible NaN has the mass NaN, whatever its maximum, and spreads
             const float m = larger_maximum(maximum[r], other);
             const float left = is_seen(maximum[r]) ? std::exp2(maximum[r] - m) : 0,
