@@ -370,6 +370,27 @@ TEMPLATE_LIST_TEST_CASE("R12: for every number of drafts: bit-equal to a cache t
                 }
 }
 
+TEMPLATE_LIST_TEST_CASE("R12: a second rollback without an append in between is exact too, or refused", "", kinds) {
+    const history h = contents(80, small);
+    for (const int64 slack : {1, 5, 17})
+        for (int64 length = 1; length <= 70; length += length < 20 ? 1 : 7)
+            for (const int64 first : {int64{1}, slack}) {
+                if (first > length) continue;
+                typename TestType::cache cache(TestType::make(), small, {}, {.rollback_slack = slack});
+                next_rows(cache, h, 0, length);
+                cache.rollback(first);
+                for (int64 second = 0; second <= length - first; ++second) {
+                    if (!cache.can_rollback(second)) continue;
+                    typename TestType::cache fork = cache, never(TestType::make(), small, {}, {.rollback_slack = slack});
+                    fork.rollback(second);
+                    const int64 target = length - first - second;
+                    next_rows(never, h, 0, target);
+                    CAPTURE(slack, length, first, second);
+                    REQUIRE(difference_in_bits(next_rows(fork, h, 70, 75), next_rows(never, h, 70, 75)) == "");
+                }
+            }
+}
+
 TEMPLATE_LIST_TEST_CASE("R12: as many drafts as the slack can always be taken back", "", kinds) {
     const history h = contents(300, small);
     for (const int64 slack : {1, 5, 17}) {

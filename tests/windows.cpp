@@ -384,7 +384,8 @@ TEST_CASE("A dilated window, bounded by what it says is retained") {
 
 TEST_CASE("A window changed in mid-stream, both ways") {
     const layer l(300, 29);
-    for (const auto& [before, after] : {std::pair<int64, int64>{50, 9}, {9, 50}, {70, 64}, {64, 130}, {1, 200}, {200, 1}}) {
+    for (const auto& change : {std::pair<int64, int64>{50, 9}, {9, 50}, {70, 64}, {64, 130}, {1, 200}, {200, 1}}) {
+        const int64 before = change.first, after = change.second;
         for (const int64 sinks : {0, 3}) {
             for (const int64 at : {40, 128, 207}) {
                 CAPTURE(before, after, sinks, at);

@@ -3,8 +3,8 @@
 /// The command line: `smollm2 command --name value --name value …`.
 #include <sash/config.hpp>
 
+#include <algorithm>
 #include <charconv>
-#include <map>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -37,8 +37,8 @@ inline std::vector<std::string> split(std::string_view text, char by) {
     }
 }
 
-/// Options are taken out as they are asked for; `finish` refuses what nobody asked for, so that a misspelt option is not
-/// passed over.
+/// Options are taken out as they are asked for; `finish` refuses what nobody asked for, so that a misspelt option is
+/// not passed over.
 class arguments {
 public:
     arguments(int count, char** text) : all_(text + 1, text + count) {}
@@ -51,10 +51,9 @@ public:
         return first;
     }
 
-    bool flag(std::string_view name) {
-        const bool found = std::erase(all_, std::string(name)) > 0;
-        return found;
-    }
+    /// Is the option there? It stays.
+    bool has(std::string_view name) const { return std::ranges::find(all_, name) != all_.end(); }
+    bool flag(std::string_view name) { return std::erase(all_, std::string(name)) > 0; }
 
     /// The values of an option that may be repeated.
     std::vector<std::string> values(std::string_view name) {
@@ -81,7 +80,8 @@ public:
     Number number(std::string_view name, Number otherwise, Number least) {
         const std::string text = value(name, "");
         const Number result = text.empty() ? otherwise : parse_number<Number>(name, text);
-        if (!(result >= least)) throw usage_error(std::string(name) + " is " + text + ", must be at least " + std::to_string(least));
+        if (!(result >= least))
+            throw usage_error(std::string(name) + " is " + text + ", must be at least " + std::to_string(least));
         return result;
     }
 

@@ -9,7 +9,9 @@ namespace smollm2 {
 
 inline constexpr const char* default_system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
 
-inline void append(std::vector<int>& tokens, const std::vector<int>& more) { tokens.insert(tokens.end(), more.begin(), more.end()); }
+inline void append(std::vector<int>& tokens, const std::vector<int>& more) {
+    tokens.insert(tokens.end(), more.begin(), more.end());
+}
 
 inline std::vector<int> begin_message(const tokenizer& t, std::string_view role) {
     std::vector<int> tokens = t.marker("<|im_start|>");

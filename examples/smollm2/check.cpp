@@ -1,7 +1,8 @@
 // check: compares the program with other implementations, and with itself. ctest runs both.
 //
-//   check --golden FILE   logits and tokens of the prepared model against values that golden.py made
-//   check                 the built-in random model under every policy: what must agree agrees, what must differ differs
+//   check --golden FILE            the prepared model: logits and tokens against values that golden.py made
+//   check --golden FILE --random   the built-in model: logits under every policy against the textbook, and against
+//                                  itself: forks, cuts into chunks, a window as wide as the text
 #include "commands.hpp"
 #include "policies.hpp"
 #include "session.hpp"
@@ -25,10 +26,10 @@ void expect(bool holds, const std::string& what) {
     failures += !holds;
 }
 
-std::string with_number(const char* what, double number) {
-    char text[160];
-    std::snprintf(text, sizeof text, "%s: %.3g", what, number);
-    return text;
+std::string with_number(const std::string& what, double number) {
+    char text[32];
+    std::snprintf(text, sizeof text, ": %.3g", number);
+    return what + text;
 }
 
 std::span<const int> part(const std::vector<int>& tokens, std::size_t first, std::size_t count) {
@@ -36,43 +37,53 @@ std::span<const int> part(const std::vector<int>& tokens, std::size_t first, std
 }
 
 /// All logits of a text that is fed in chunks.
-template <class Policy, class Element>
-matrix logits_of(const session& s, const Policy& policy, const std::vector<int>& tokens, std::size_t chunk) {
-    transformer<Policy, Element> sequence(s.model, policy, s.run);
+template <class Cache>
+matrix logits_of(const session& s, const typename Cache::policy_type& policy, const std::vector<int>& tokens,
+                 std::size_t chunk) {
+    transformer<Cache> sequence(s.model, policy, s.run);
     matrix all(static_cast<index>(tokens.size()), s.model.config.vocabulary);
     for (std::size_t at = 0; at < tokens.size(); at += chunk) {
         const std::size_t count = std::min(chunk, tokens.size() - at);
-        all.middleRows(static_cast<index>(at), static_cast<index>(count)) = logits(s.model, sequence.forward(part(tokens, at, count)), s.run);
+        all.middleRows(static_cast<index>(at), static_cast<index>(count)) =
+            logits(s.model, sequence.forward(part(tokens, at, count)), s.run);
     }
     return all;
 }
 
 double difference(const matrix& a, const matrix& b) { return static_cast<double>((a - b).cwiseAbs().maxCoeff()); }
 
-// ---------------------------------------------------------------------------------------------------- other implementations
+// ------------------------------------------------------------------------------------------- other implementations
 
-void check_logits(const session& s, const nlohmann::json& golden, std::size_t chunk) {
-    const std::vector<int> tokens = golden.at("tokens");
-    const matrix ours = logits_of<sash::full, float>(s, sash::full{}, tokens, chunk);
+/// Compares logits with the chosen ones of a golden file.
+void compare_logits(const matrix& ours, const nlohmann::json& rows, double allowed, const std::string& what) {
     double largest = 0;
     int compared = 0;
-    for (const nlohmann::json& row : golden.at("rows")) {
+    for (const nlohmann::json& row : rows) {
         const std::vector<index> words = row.at("words");
         const std::vector<float> theirs = row.at("logits");
         for (std::size_t i = 0; i < words.size(); ++i, ++compared) {
-            const double apart = std::abs(static_cast<double>(ours(row.at("position").get<index>(), words[i]) - theirs[i]));
-            largest = std::isnan(apart) ? apart : std::max(largest, apart);  // a NaN stays
+            const double apart =
+                std::abs(static_cast<double>(ours(row.at("position").get<index>(), words[i]) - theirs[i]));
+            largest = std::isnan(apart) || std::isnan(largest) ? std::nan("") : std::max(largest, apart);
         }
     }
-    const std::string what = std::to_string(compared) + " logits of a " + std::to_string(tokens.size()) + "-token text in chunks of " + std::to_string(chunk);
-    expect(largest < 2e-3, with_number((what + " against transformers, largest difference").c_str(), largest));
+    expect(compared > 0 && largest < allowed,
+           with_number(std::to_string(compared) + " logits of " + what + ", largest difference", largest));
+}
+
+void check_logits(const session& s, const nlohmann::json& golden, std::size_t chunk) {
+    const std::vector<int> tokens = golden.at("tokens");
+    compare_logits(
+        logits_of<sash::kv_cache<sash::full>>(s, sash::full{}, tokens, chunk), golden.at("rows"), 2e-3,
+        std::to_string(tokens.size()) + " tokens in chunks of " + std::to_string(chunk) + " against transformers");
 }
 
 void check_loss(const session& s, const nlohmann::json& golden) {
     const std::vector<int> tokens = golden.at("tokens");
-    transformer<sash::full, float> sequence(s.model, sash::full{}, s.run);
+    transformer<sash::kv_cache<sash::full>> sequence(s.model, sash::full{}, s.run);
     double sum = 0;
-    for (const float loss : losses(s.model, sequence.forward(part(tokens, 0, tokens.size() - 1)), part(tokens, 1, tokens.size() - 1), s.run))
+    for (const float loss : losses(s.model, sequence.forward(part(tokens, 0, tokens.size() - 1)),
+                                   part(tokens, 1, tokens.size() - 1), s.run))
         sum += static_cast<double>(loss);
     const double apart = std::abs(sum / static_cast<double>(tokens.size() - 1) - golden.at("mean_loss").get<double>());
     expect(apart < 1e-4, with_number("mean loss against torch, difference", apart));
@@ -87,16 +98,14 @@ void check_tokens(const session& s, const nlohmann::json& golden) {
     const std::filesystem::path novel = s.folder / "texts" / (std::string(default_text) + ".txt");
     const std::vector<int> ours = load_text(s, novel.string(), 1 << 30).tokens;
     const std::vector<int> theirs = load_text(s, default_text, 1 << 30).tokens;
-    expect(ours == theirs, std::string(default_text) + ".txt gives the tokens in the .tokens file, " + std::to_string(theirs.size()));
+    expect(ours == theirs,
+           std::string(default_text) + ".txt gives the tokens in the .tokens file, " + std::to_string(theirs.size()));
     std::ifstream file(novel, std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(file)), {});
     expect(s.tokenizer.decode(ours) == text, "and they decode to the text");
 }
 
-int check_golden(arguments& options, const std::string& path) {
-    std::ifstream file(path);
-    if (!file) throw std::runtime_error("cannot open " + path);
-    const nlohmann::json golden = nlohmann::json::parse(file);
+int check_prepared(arguments& options, const nlohmann::json& golden) {
     const session s = open_session(options);
     if (s.built_in) {
         std::printf("skipped: there is no prepared model in %s\n", s.folder.c_str());
@@ -110,36 +119,54 @@ int check_golden(arguments& options, const std::string& path) {
     return failures != 0;
 }
 
-// ---------------------------------------------------------------------------------------------------- the built-in model
+// ------------------------------------------------------------------------------------------------- the built-in model
 
 /// Logits of one policy, with the checks that hold for each: finite, and the same however the text is cut.
 template <class Policy, class Element = float>
 matrix check_policy(const session& s, const char* name, const Policy& policy, const std::vector<int>& tokens) {
-    const matrix whole = logits_of<Policy, Element>(s, policy, tokens, tokens.size());
+    using Cache = sash::kv_cache<Policy, Element>;
+    const matrix whole = logits_of<Cache>(s, policy, tokens, tokens.size());
     expect(whole.allFinite(), std::string(name) + ": finite");
-    const double apart = std::max(difference(whole, logits_of<Policy, Element>(s, policy, tokens, 1)),
-                                  difference(whole, logits_of<Policy, Element>(s, policy, tokens, 97)));
-    expect(apart < 1e-3, with_number((std::string(name) + ": fed one by one or in chunks, largest difference").c_str(), apart));
+    const double apart = std::max(difference(whole, logits_of<Cache>(s, policy, tokens, 1)),
+                                  difference(whole, logits_of<Cache>(s, policy, tokens, 97)));
+    expect(apart < 1e-3, with_number(std::string(name) + ": fed one by one or in chunks, largest difference", apart));
     return whole;
 }
 
 /// A sequence that was forked, went on, and a sequence that did not: the fork must not show.
 template <class Policy>
 void check_fork(const session& s, const char* name, const Policy& policy, const std::vector<int>& tokens) {
-    transformer<Policy, float> sequence(s.model, policy, s.run);
+    transformer<sash::kv_cache<Policy>> sequence(s.model, policy, s.run);
     const std::size_t half = tokens.size() / 2;
     sequence.forward(part(tokens, 0, half));
     const auto at_half = sash::checkpoint(sequence.caches);
     auto kept = sequence.caches;
     const matrix first = sequence.forward(part(tokens, half, tokens.size() - half));
     sequence.caches = std::move(kept);
-    expect(sequence.forward(part(tokens, half, tokens.size() - half)) == first, std::string(name) + ": a fork goes on as its original did");
+    expect(sequence.forward(part(tokens, half, tokens.size() - half)) == first,
+           std::string(name) + ": a fork goes on as its original did");
     sash::restore(sequence.caches, at_half);
-    expect(sequence.forward(part(tokens, half, tokens.size() - half)) == first, std::string(name) + ": and so does a restored checkpoint");
+    expect(sequence.forward(part(tokens, half, tokens.size() - half)) == first,
+           std::string(name) + ": and so does a restored checkpoint");
 }
 
-int check_built_in(arguments& options) {
+/// Every policy against the textbook.
+void check_textbook(const session& s, const nlohmann::json& golden) {
+    const std::vector<int> tokens = s.tokenizer.encode(golden.at("built_in_text").get<std::string>());
+    for (const nlohmann::json& one : golden.at("built_in")) {
+        const std::string spelling = one.at("policy");
+        with_cache(
+            parse_policy(spelling), sash::scalar::f32, [&]<class Cache>(const typename Cache::policy_type& policy) {
+                for (const std::size_t chunk : {tokens.size(), std::size_t{7}})
+                    compare_logits(logits_of<Cache>(s, policy, tokens, chunk), one.at("rows"), 2e-4,
+                                   spelling + " in chunks of " + std::to_string(chunk) + " against the textbook");
+            });
+    }
+}
+
+int check_built_in(arguments& options, const nlohmann::json& golden) {
     const session s = open_session(options);
+    check_textbook(s, golden);
     const std::vector<int> tokens = load_text(s, default_text, 700).tokens;
     const index length = static_cast<index>(tokens.size());
     using window = sash::sliding_window;
@@ -148,22 +175,28 @@ int check_built_in(arguments& options) {
     const matrix wide = check_policy(s, "a window as long as the text", window{.window = length}, tokens);
     const matrix narrow = check_policy(s, "64, no sinks", window{.window = 64}, tokens);
     const matrix sinks = check_policy(s, "60 + 4, original", window{.window = 60, .sinks = 4}, tokens);
-    const matrix compact = check_policy(s, "60 + 4, compact", window{.window = 60, .sinks = 4, .frame = sash::frame::compact}, tokens);
+    const matrix compact =
+        check_policy(s, "60 + 4, compact", window{.window = 60, .sinks = 4, .frame = sash::frame::compact}, tokens);
     const matrix linear = check_policy(s, "linear", sash::linear<>{}, tokens);
     const matrix half = check_policy<sash::full, sash::float16>(s, "full in float16", sash::full{}, tokens);
     const matrix brain = check_policy<sash::full, sash::bfloat16>(s, "full in bfloat16", sash::full{}, tokens);
 
-    expect(difference(full, wide) < 1e-4, with_number("full and the wide window, largest difference", difference(full, wide)));
+    expect(difference(full, wide) < 1e-4,
+           with_number("full and the wide window, largest difference", difference(full, wide)));
     const auto differ_only_after = [&](const matrix& a, const matrix& b, index shared, const char* what) {
-        expect(difference(a.topRows(shared), b.topRows(shared)) < 1e-4, std::string(what) + ": equal for the first " + std::to_string(shared) + " tokens");
-        expect(difference(a.bottomRows(length - shared), b.bottomRows(length - shared)) > 1e-2, std::string(what) + ": different afterwards");
+        expect(difference(a.topRows(shared), b.topRows(shared)) < 1e-4,
+               std::string(what) + ": equal for the first " + std::to_string(shared) + " tokens");
+        expect(difference(a.bottomRows(length - shared), b.bottomRows(length - shared)) > 1e-2,
+               std::string(what) + ": different afterwards");
     };
     differ_only_after(full, narrow, 64, "full and 64 keys");
     differ_only_after(full, sinks, 64, "full and 60 + 4 keys");
     differ_only_after(sinks, compact, 64, "both frames");
     expect(difference(full, linear) > 1e-2, "full and linear differ");
-    expect(difference(full, half) < 3e-2, with_number("full in float and in float16, largest difference", difference(full, half)));
-    expect(difference(full, brain) < 3e-1, with_number("full in float and in bfloat16, largest difference", difference(full, brain)));
+    expect(difference(full, half) < 3e-2,
+           with_number("full in float and in float16, largest difference", difference(full, half)));
+    expect(difference(full, brain) < 3e-1,
+           with_number("full in float and in bfloat16, largest difference", difference(full, brain)));
 
     check_fork(s, "full", sash::full{}, tokens);
     check_fork(s, "60 + 4, compact", window{.window = 60, .sinks = 4, .frame = sash::frame::compact}, tokens);
@@ -174,8 +207,11 @@ int check_built_in(arguments& options) {
 }  // namespace
 
 int check(arguments& options) {
-    const std::string golden = options.value("--golden", "");
-    return golden.empty() ? check_built_in(options) : check_golden(options, golden);
+    const std::string path = options.value("--golden", "");
+    std::ifstream file(path);
+    if (!file) throw usage_error("check needs --golden FILE: cannot open \"" + path + "\"");
+    const nlohmann::json golden = nlohmann::json::parse(file);
+    return options.has("--random") ? check_built_in(options, golden) : check_prepared(options, golden);
 }
 
 }  // namespace smollm2

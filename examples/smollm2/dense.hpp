@@ -14,8 +14,8 @@ using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 using vector = Eigen::RowVectorXf;
 using index = Eigen::Index;
 
-/// What runs tasks, for the dense layers here and for attention in sash, which takes any runner: whoever is free takes the
-/// next task. `concurrency` tells sash how many run at a time.
+/// What runs tasks, for the dense layers here and for attention in sash, which takes any runner: whoever is free takes
+/// the next task. `concurrency` tells sash how many run at a time.
 struct crew {
     int threads = 1;
 
@@ -40,7 +40,7 @@ void in_parts(const crew& run, index size, index step, const F& f) {
 /// narrow products need tasks for every thread all the same.
 inline index columns_per_task(index columns) { return columns < 2048 ? 96 : 192; }
 
-/// to[:, first : first + count] = x · wᵀ[:, first : first + count]. For a single token Eigen takes the matrix-vector product.
+/// to = columns [first, first + count) of x · wᵀ. For a single token that is a matrix-vector product.
 template <class To>
 void multiply_columns(const matrix& x, const matrix& w, index first, index count, To&& to) {
     if (x.rows() == 1)

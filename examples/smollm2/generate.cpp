@@ -5,15 +5,17 @@
 #include "sampler.hpp"
 #include "session.hpp"
 
+#include <unistd.h>
 #include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <limits>
-#include <unistd.h>
 
 namespace smollm2 {
 
 namespace {
+
+using clock = std::chrono::steady_clock;
 
 volatile std::sig_atomic_t interrupted = 0;
 
@@ -42,16 +44,6 @@ writing take_writing(arguments& options, const char* default_policy, index defau
     return how;
 }
 
-/// Feeds a prompt in chunks, since its rows need not be in memory all at once; returns the last token's final row.
-template <class Transformer>
-matrix feed(Transformer& sequence, std::span<const int> tokens) {
-    constexpr std::size_t chunk = 256;
-    matrix last;
-    for (std::size_t at = 0; at < tokens.size(); at += chunk)
-        last = sequence.forward(tokens.subspan(at, std::min(chunk, tokens.size() - at))).bottomRows(1);
-    return last;
-}
-
 /// Writes until an end marker (`stop`, -1: none), `most` tokens or Ctrl-C. Every token written has been fed, too.
 template <class Transformer>
 index write_on(Transformer& sequence, const session& s, matrix hidden, writing& how, int stop) {
@@ -69,7 +61,8 @@ index write_on(Transformer& sequence, const session& s, matrix hidden, writing& 
 }
 
 template <class Transformer>
-void print_state(const Transformer& sequence, const policy_choice& policy, index written, double seconds) {
+void print_state(const Transformer& sequence, const policy_choice& policy, index written, clock::time_point start) {
+    const double seconds = std::chrono::duration<double>(clock::now() - start).count();
     std::fprintf(stderr, "[%s: %lld tokens read and written, %.1f tokens/s, caches %.1f MiB]\n", policy.name().c_str(),
                  static_cast<long long>(sequence.length()), static_cast<double>(written) / seconds,
                  static_cast<double>(sequence.cache_bytes()) / (1 << 20));
@@ -78,8 +71,8 @@ void print_state(const Transformer& sequence, const policy_choice& policy, index
 /// Calls f(sequence) with an empty sequence under the chosen policy.
 template <class F>
 void with_sequence(const session& s, const writing& how, const F& f) {
-    with_policy(how.policy, how.element, [&]<class Policy, class Element>(const Policy& p, cache_types<Policy, Element>) {
-        transformer<Policy, Element> sequence(s.model, p, s.run);
+    with_cache(how.policy, how.element, [&]<class Cache>(const typename Cache::policy_type& p) {
+        transformer<Cache> sequence(s.model, p, s.run);
         f(sequence);
     });
 }
@@ -100,11 +93,11 @@ int generate(arguments& options) {
     catch_interrupts();
     with_sequence(s, how, [&](auto& sequence) {
         std::fwrite(prompt.data(), 1, prompt.size(), stdout);
-        matrix hidden = feed(sequence, tokens);
-        const auto start = std::chrono::steady_clock::now();
+        matrix hidden = sequence.feed(tokens);
+        const auto start = clock::now();
         const index written = write_on(sequence, s, std::move(hidden), how, -1);
         std::printf("\n");
-        print_state(sequence, how.policy, written, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        print_state(sequence, how.policy, written, start);
     });
     return 0;
 }
@@ -125,12 +118,12 @@ int chat(arguments& options) {
             if (!std::getline(std::cin, line) || line.empty()) break;
             append(tokens, message(s.tokenizer, "user", line));
             append(tokens, begin_message(s.tokenizer, "assistant"));
-            matrix hidden = feed(sequence, tokens);  // only what is new: the caches hold every turn before
-            const auto start = std::chrono::steady_clock::now();
+            matrix hidden = sequence.feed(tokens);  // only what is new: the caches hold every turn before
+            const auto start = clock::now();
             if (interactive) std::printf("model> ");
             const index written = write_on(sequence, s, std::move(hidden), how, stop);
             std::printf("\n");
-            print_state(sequence, how.policy, written, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+            print_state(sequence, how.policy, written, start);
             // The end marker has been fed where the model wrote it; an answer that was cut off gets it here.
             tokens = written == how.most ? end_message(s.tokenizer) : s.tokenizer.encode("\n");
         }

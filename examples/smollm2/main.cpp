@@ -24,8 +24,9 @@ constexpr const char* help = R"(smollm2 COMMAND [options]
                --policy P,…     [full,252+4,1020+4,linear]
                --lengths N,…    tokens of the prompt [1024,2048,4096]
                --depths D,…     where the sentence lies, 0 to 1 [0.1,0.3,0.5,0.7,0.9]
+               --from N         token of the novel at which the haystack begins [3000]
                --text, --json   as above
-  check      checks the built-in model; --golden FILE checks the prepared one
+  check      compares with other implementations: --golden FILE; the prepared model, or --random the built-in one
 
 everywhere   --model FOLDER     what prepare.py made; without one, a small built-in model with random weights
              --random           the built-in model in any case
@@ -46,9 +47,11 @@ int run(smollm2::arguments& options) {
     if (command == "chat") return smollm2::chat(options);
     if (command == "needle") return smollm2::needle(options);
     if (command == "check") return smollm2::check(options);
-    std::fputs(help, command == "help" || options.flag("--help") ? stdout : stderr);
-    if (command.empty() || command == "help") return command.empty() ? 2 : 0;
-    throw smollm2::usage_error("unknown command " + command);
+    if (!command.empty() && command != "help")
+        throw smollm2::usage_error("unknown command " + command + ": stream, generate, chat, needle, check or help");
+    const bool asked = command == "help" || options.flag("--help");
+    std::fputs(help, asked ? stdout : stderr);
+    return asked ? 0 : 2;
 }
 
 }  // namespace

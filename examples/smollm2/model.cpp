@@ -24,7 +24,7 @@ model_config read_config(const std::filesystem::path& path) {
             .inner = json.at("intermediate_size"),
             .heads = json.at("num_attention_heads"),
             .kv_heads = json.at("num_key_value_heads"),
-            .head_dim = json.value("head_dim", json.at("hidden_size").get<index>() / json.at("num_attention_heads").get<index>()),
+            .head_dim = json.at("head_dim"),
             .vocabulary = json.at("vocab_size"),
             .trained_positions = json.at("max_position_embeddings"),
             .rope_base = json.at("rope_theta"),
@@ -63,21 +63,32 @@ weights make_weights(const model_config& c, const Fill& fill) {
 
 weights load_weights(const std::filesystem::path& folder) {
     safetensors file(folder / "model.safetensors");
-    return make_weights(read_config(folder / "config.json"), [&](const std::string& name, matrix& m, index first, index rows) {
+    const auto read = [&](const std::string& name, matrix& m, index first, index rows) {
         file.read_rows(name, m, first, rows);
-    });
+    };
+    return make_weights(read_config(folder / "config.json"), read);
 }
 
 weights random_weights() {
-    const model_config c{.name = "built-in model with random weights", .layers = 4, .hidden = 96, .inner = 256, .heads = 6,
-                         .kv_heads = 2, .head_dim = 16, .vocabulary = 256, .trained_positions = 8192, .rope_base = 100000};
-    std::mt19937 random(1);
-    return make_weights(c, [&](const std::string& name, matrix& m, index first, index rows) {
+    const model_config c{.name = "built-in model with random weights",
+                         .layers = 4,
+                         .hidden = 96,
+                         .inner = 256,
+                         .heads = 6,
+                         .kv_heads = 2,
+                         .head_dim = 16,
+                         .vocabulary = 256,
+                         .trained_positions = 8192,
+                         .rope_base = 100000};
+    std::mt19937 random(1);  // the same numbers everywhere: golden.py draws them, too
+    const auto draw = [&](const std::string& name, matrix& m, index first, index rows) {
         const bool is_norm = name.find("norm") != std::string::npos;
-        const float most = is_norm ? 0.0f : 2.0f / std::sqrt(static_cast<float>(m.cols()));
-        for (float& number : m.middleRows(first, rows).reshaped())
-            number = (is_norm ? 1.0f : 0.0f) + most * (static_cast<float>(random() >> 8) * 0x1p-23f - 1.0f);
-    });
+        const float most = 2.0f / std::sqrt(static_cast<float>(m.cols()));
+        for (index i = first; i < first + rows; ++i)
+            for (float& number : m.row(i))
+                number = is_norm ? 1.0f : most * (static_cast<float>(random() >> 8) * 0x1p-23f - 1.0f);
+    };
+    return make_weights(c, draw);
 }
 
 void embed(const weights& model, std::span<const int> tokens, matrix& to) {

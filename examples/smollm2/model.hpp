@@ -2,8 +2,8 @@
 /// \file
 /// A Llama-style language model: RMSNorm, grouped-query attention with rotary positions, SwiGLU, tied embeddings.
 ///
-/// The weights know nothing of attention policies, and the model touches attention in one place, `attend` below: a cache
-/// per layer and one call of sash. `transformer` is a template on the policy only for that line's sake.
+/// The weights know nothing of attention policies, and the model touches attention in one place, `attend` below: a
+/// cache per layer and one call of sash. `transformer` is a template on the cache for the sake of that line alone.
 #include "dense.hpp"
 
 #include <chrono>
@@ -17,7 +17,9 @@ namespace smollm2 {
 /// Shapes and constants, as config.json gives them.
 struct model_config {
     std::string name;
-    index layers = 0, hidden = 0, inner = 0, heads = 0, kv_heads = 0, head_dim = 0, vocabulary = 0, trained_positions = 0;
+    index layers = 0, hidden = 0, inner = 0;
+    index heads = 0, kv_heads = 0, head_dim = 0;
+    index vocabulary = 0, trained_positions = 0;
     double rope_base = 10000;
     float norm_epsilon = 1e-5f;
 
@@ -64,19 +66,19 @@ void rms_norm(const matrix& x, const matrix& scale, float epsilon, matrix& to, c
 /// x += (silu(n gateᵀ) ⊙ n upᵀ) downᵀ with n the normalised x. Source: Shazeer 2020, SwiGLU.
 void inner_layer(const layer_weights& layer, float epsilon, matrix& x, matrix& normed, matrix& inner, const crew& run);
 
-/// A sequence in the making: the weights, and one cache per layer that holds everything remembered of the tokens so far.
-/// The caches are public: copy them to fork the sequence, roll them back, save them.
-template <class Policy, class Element>
+/// A sequence in the making: the weights, and one cache per layer, which hold everything remembered of the tokens so
+/// far. The caches are public: copy them to fork the sequence, roll them back, save them.
+template <class Cache>
 class transformer {
 public:
-    using cache = sash::kv_cache<Policy, Element>;
-    std::vector<cache> caches;
+    std::vector<Cache> caches;
 
-    transformer(const weights& model, const Policy& policy, const crew& run) : model_(model), run_(run) {
+    transformer(const weights& model, const typename Cache::policy_type& policy, const crew& run)
+        : model_(model), run_(run) {
         const model_config& c = model.config;
         const sash::rope_table frequencies = sash::rope_frequencies(c.head_dim, c.rope_base);
-        caches.assign(static_cast<std::size_t>(c.layers),
-                      cache(policy, c.attention(), {.rotary = {.frequencies = frequencies, .by = sash::rotates::library}}));
+        const sash::score rotated{.rotary = {.frequencies = frequencies, .by = sash::rotates::library}};
+        caches.assign(model.layers.size(), Cache(policy, c.attention(), rotated));
     }
 
     /// Appends tokens to the sequence and returns their final hidden rows, [tokens, hidden], valid until the next call.
@@ -95,12 +97,22 @@ public:
         return normed_;
     }
 
+    /// Appends a prompt of any length and returns the last token's final row, [1, hidden]: in chunks, since nobody
+    /// needs all rows at once. An empty prompt gives an empty matrix.
+    matrix feed(std::span<const int> tokens) {
+        constexpr std::size_t chunk = 256;
+        matrix last;
+        for (std::size_t at = 0; at < tokens.size(); at += chunk)
+            last = forward(tokens.subspan(at, std::min(chunk, tokens.size() - at))).bottomRows(1);
+        return last;
+    }
+
     /// Tokens the sequence holds.
     index length() const { return caches.front().length(); }
     /// Memory of all layers' caches.
     index cache_bytes() const {
         index sum = 0;
-        for (const cache& layer : caches) sum += static_cast<index>(layer.bytes());
+        for (const Cache& layer : caches) sum += static_cast<index>(layer.bytes());
         return sum;
     }
     /// Seconds spent in attention since the beginning.
@@ -108,7 +120,7 @@ public:
 
 private:
     /// The whole of attention: the rows of qkv_ are [queries | keys | values], read where they lie.
-    void attend(cache& layer) {
+    void attend(Cache& layer) {
         const auto start = std::chrono::steady_clock::now();
         const model_config& c = model_.config;
         const index tokens = qkv_.rows(), width = qkv_.cols(), d = c.head_dim;
@@ -116,8 +128,10 @@ private:
         const float* const k = q + c.heads * d;
         const float* const v = k + c.kv_heads * d;
         attended_.resize(tokens, c.heads * d);
-        sash::attend({q, tokens, c.heads, d, width, d}, {k, tokens, c.kv_heads, d, width, d},
-                     {v, tokens, c.kv_heads, d, width, d}, layer, {attended_.data(), tokens, c.heads, d}, {.run = run_});
+        sash::attend({q, tokens, c.heads, d, width, d},     // [tokens, heads, dim], then two strides
+                     {k, tokens, c.kv_heads, d, width, d},  //
+                     {v, tokens, c.kv_heads, d, width, d},  //
+                     layer, {attended_.data(), tokens, c.heads, d}, {.run = run_});
         attention_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
 

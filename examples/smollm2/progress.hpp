@@ -1,10 +1,10 @@
 #pragma once
 /// \file
 /// A bar on stderr for long work, only where somebody is watching: stderr is a terminal, or --progress was given.
+#include <unistd.h>
 #include <chrono>
 #include <cstdio>
 #include <string>
-#include <unistd.h>
 
 namespace smollm2 {
 

@@ -43,9 +43,7 @@ std::vector<sash::int64> range_ends(sash::int64 length) {
     return ends;
 }
 
-std::string range_name(sash::int64 from, sash::int64 to) {
-    return (from == 0 ? "0-" : "-") + position_name(to);
-}
+std::string range_name(sash::int64 from, sash::int64 to) { return (from == 0 ? "0-" : "-") + position_name(to); }
 
 std::string short_number(double number) {
     char text[32];
@@ -63,7 +61,8 @@ void print_setting(const stream_setting& setting, const std::vector<policy_choic
     if (any([](const policy_choice& p) { return p.what == policy_choice::kind::window; }))
         std::printf("w + s: a query sees its own token and the w - 1 before it, and the first s tokens of the text.\n");
     if (any([](const policy_choice& p) { return p.sinks() > 0; }))
-        std::printf("original: the sinks are read at their true distance. compact: at the place they have inside the cache.\n");
+        std::printf(
+            "original: the sinks are read at their true distance. compact: at the place they have inside the cache.\n");
     std::printf("\n");
     print_head(range_ends(longest), false);
     std::fflush(stdout);
@@ -71,7 +70,8 @@ void print_setting(const stream_setting& setting, const std::vector<policy_choic
 
 void print_perplexities(const stream_result& result) {
     std::printf("%-*s", name_width, result.policy.name().c_str());
-    for (const range_result& range : result.ranges) std::printf("%*s", number_width, short_number(range.perplexity).c_str());
+    for (const range_result& range : result.ranges)
+        std::printf("%*s", number_width, short_number(range.perplexity).c_str());
     std::printf("\n");
     std::fflush(stdout);
 }
@@ -81,11 +81,13 @@ void print_summary(const std::vector<stream_result>& results, sash::int64 longes
     print_head(range_ends(longest), true);
     for (const stream_result& result : results) {
         std::printf("%-*s", name_width, result.policy.name().c_str());
-        for (const range_result& range : result.ranges) std::printf("%*s", number_width, short_number(range.cumulative).c_str());
+        for (const range_result& range : result.ranges)
+            std::printf("%*s", number_width, short_number(range.cumulative).c_str());
         std::printf("\n");
     }
 
-    std::printf("\n%-*s%10s%12s%12s%12s%12s\n", name_width, "speed and memory", "tokens", "prefill", "decode", "attention", "cache");
+    std::printf("\n%-*s%10s%12s%12s%12s%12s\n", name_width, "speed and memory", "tokens", "prefill", "decode",
+                "attention", "cache");
     std::printf("%-*s%10s%12s%12s%12s%12s\n", name_width, "", "", "tokens/s", "tokens/s", "share", "MiB");
     for (const stream_result& result : results) {
         double seconds = 0, in_attention = 0;
@@ -95,14 +97,16 @@ void print_summary(const std::vector<stream_result>& results, sash::int64 longes
             in_attention += part * range.attention_share;
         }
         const range_result& last = result.ranges.back();
-        std::printf("%-*s%10lld%12.0f%12.1f%11.1f%%%12.1f\n", name_width, result.policy.name().c_str(), static_cast<long long>(last.to),
-                    static_cast<double>(last.to) / seconds, last.decode_tokens_per_s, 100 * in_attention / seconds,
-                    static_cast<double>(last.cache_bytes) / (1 << 20));
+        std::printf("%-*s%10lld%12.0f%12.1f%11.1f%%%12.1f\n", name_width, result.policy.name().c_str(),
+                    static_cast<long long>(last.to), static_cast<double>(last.to) / seconds, last.decode_tokens_per_s,
+                    100 * in_attention / seconds, static_cast<double>(last.cache_bytes) / (1 << 20));
     }
-    std::printf("prefill: the whole model and the loss of every token, in chunks. decode: one token at a time, at the end.\n");
+    std::printf(
+        "prefill: the whole model and the loss of every token, in chunks. decode: one token at a time, at the end.\n");
 }
 
-void write_json(const std::filesystem::path& path, const stream_setting& setting, const std::vector<stream_result>& results) {
+void write_json(const std::filesystem::path& path, const stream_setting& setting,
+                const std::vector<stream_result>& results) {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     for (const stream_result& result : results)
         for (const range_result& range : result.ranges)
@@ -118,8 +122,11 @@ void write_json(const std::filesystem::path& path, const stream_setting& setting
                             {"prefill_tokens_per_s", range.prefill_tokens_per_s},
                             {"decode_tokens_per_s", range.decode_tokens_per_s},
                             {"attention_share", range.attention_share}});
-    const nlohmann::ordered_json all = {{"model", setting.model},     {"text", setting.text}, {"element", setting.element},
-                                        {"threads", setting.threads}, {"rows", rows}};
+    const nlohmann::ordered_json all = {{"model", setting.model},
+                                        {"text", setting.text},
+                                        {"element", setting.element},
+                                        {"threads", setting.threads},
+                                        {"rows", rows}};
     create(path) << all.dump(1) << "\n";
 }
 
@@ -153,7 +160,8 @@ std::vector<curve_point> curve(const std::vector<float>& losses) {
     return points;
 }
 
-constexpr const char* colours[] = {"#1b6ca8", "#d1495b", "#2a9d5c", "#e08e0b", "#7b4fa3", "#5c6b73", "#00a6a6", "#a0522d", "#e56bb0"};
+constexpr const char* colours[] = {"#1b6ca8", "#d1495b", "#2a9d5c", "#e08e0b", "#7b4fa3",
+                                   "#5c6b73", "#00a6a6", "#a0522d", "#e56bb0"};
 
 /// A text as XML wants it: the user's file names may hold anything.
 std::string escaped(const std::string& text) {
@@ -171,7 +179,8 @@ std::string line_of(const char* format, Parts... parts) {
 
 }  // namespace
 
-void write_plot(const std::filesystem::path& path, const stream_setting& setting, const std::vector<stream_result>& results) {
+void write_plot(const std::filesystem::path& path, const stream_setting& setting,
+                const std::vector<stream_result>& results) {
     constexpr double width = 900, height = 480, left = 70, right = 680, top = 50, bottom = 420;
     std::vector<std::vector<curve_point>> curves;
     double least = 1e30, most = 0, longest = 0;
@@ -185,33 +194,43 @@ void write_plot(const std::filesystem::path& path, const stream_setting& setting
     }
     const log_scale x{64, std::max(128.0, longest), left, right}, y{least / 1.1, most * 1.1, bottom, top};
 
-    std::string svg = line_of("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" font-family=\"sans-serif\" font-size=\"12\">", width, height);
+    std::string svg = line_of(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" font-family=\"sans-serif\" font-size=\"12\">",
+        width, height);
     svg += line_of("<rect width=\"%g\" height=\"%g\" fill=\"white\"/>", width, height);
-    svg += line_of("<text x=\"%g\" y=\"24\" font-size=\"15\">Perplexity against position: %s, %s</text>", left, setting.model.c_str(), escaped(setting.text).c_str());
+    svg += line_of("<text x=\"%g\" y=\"24\" font-size=\"15\">Perplexity against position: %s, %s</text>", left,
+                   setting.model.c_str(), escaped(setting.text).c_str());
     const auto grid = [&](double x1, double y1, double x2, double y2) {
         svg += line_of("<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#dddddd\"/>", x1, y1, x2, y2);
     };
     for (double position = 64; position <= x.most; position *= 2) {
         grid(x(position), top, x(position), bottom);
-        svg += line_of("<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%s</text>", x(position), bottom + 18, position_name(std::llround(position)).c_str());
+        svg += line_of("<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%s</text>", x(position), bottom + 18,
+                       position_name(std::llround(position)).c_str());
     }
     for (double decade = 1; decade < y.most; decade *= 10) {
         for (const double step : {1, 2, 5}) {
             const double perplexity = step * decade;
             if (perplexity < y.least || perplexity > y.most) continue;
             grid(left, y(perplexity), right, y(perplexity));
-            svg += line_of("<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%g</text>", left - 6, y(perplexity) + 4, perplexity);
+            svg += line_of("<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%g</text>", left - 6, y(perplexity) + 4,
+                           perplexity);
         }
     }
-    svg += line_of("<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">position in the text, tokens</text>", (left + right) / 2, bottom + 40);
+    svg += line_of("<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">position in the text, tokens</text>",
+                   (left + right) / 2, bottom + 40);
     for (std::size_t i = 0; i < curves.size(); ++i) {
         const char* const colour = colours[i % std::size(colours)];
         const char* const dashes = i < std::size(colours) ? "none" : "6 3";
-        svg += "<polyline fill=\"none\" stroke-width=\"2\" stroke=\"" + std::string(colour) + "\" stroke-dasharray=\"" + dashes + "\" points=\"";
-        for (const curve_point& point : curves[i]) svg += line_of("%.1f,%.1f", x(std::max(64.0, point.position)), y(point.perplexity));
+        svg += "<polyline fill=\"none\" stroke-width=\"2\" stroke=\"" + std::string(colour) + "\" stroke-dasharray=\"" +
+               dashes + "\" points=\"";
+        for (const curve_point& point : curves[i])
+            svg += line_of("%.1f,%.1f", x(std::max(64.0, point.position)), y(point.perplexity));
         svg += "\"/>\n";
         const double at = top + 10 + 19 * static_cast<double>(i);
-        svg += line_of("<line x1=\"%g\" y1=\"%g\" x2=\"%g\" y2=\"%g\" stroke=\"%s\" stroke-width=\"3\" stroke-dasharray=\"%s\"/>", right + 15, at, right + 40, at, colour, dashes);
+        svg += line_of(
+            "<line x1=\"%g\" y1=\"%g\" x2=\"%g\" y2=\"%g\" stroke=\"%s\" stroke-width=\"3\" stroke-dasharray=\"%s\"/>",
+            right + 15, at, right + 40, at, colour, dashes);
         svg += line_of("<text x=\"%g\" y=\"%g\">%s</text>", right + 47, at + 4, results[i].policy.name().c_str());
     }
     create(path) << svg << "</svg>\n";

@@ -12,12 +12,12 @@ namespace smollm2 {
 /// One policy on one range of positions [from, to).
 struct range_result {
     sash::int64 from = 0, to = 0;
-    double perplexity = 0;             ///< exp of the mean loss over the range
-    double cumulative = 0;             ///< the same over [0, to)
-    double prefill_tokens_per_s = 0;   ///< whole model and loss, fed in chunks, over the range
-    double decode_tokens_per_s = 0;    ///< whole model and logits, one token at a time, behind the range's end
-    sash::int64 cache_bytes = 0;       ///< all layers, at the range's end
-    double attention_share = 0;        ///< of the time of the chunks
+    double perplexity = 0;            ///< exp of the mean loss over the range
+    double cumulative = 0;            ///< the same over [0, to)
+    double prefill_tokens_per_s = 0;  ///< whole model and loss, fed in chunks, over the range
+    double decode_tokens_per_s = 0;   ///< whole model and logits, one token at a time, behind the range's end
+    sash::int64 cache_bytes = 0;      ///< all layers, at the range's end
+    double attention_share = 0;       ///< of the time of the chunks
 };
 
 struct stream_result {
@@ -48,8 +48,10 @@ void print_perplexities(const stream_result& result);
 /// The tables of cumulative perplexities, of speed and of memory.
 void print_summary(const std::vector<stream_result>& results, sash::int64 longest);
 
-void write_json(const std::filesystem::path& path, const stream_setting& setting, const std::vector<stream_result>& results);
+void write_json(const std::filesystem::path& path, const stream_setting& setting,
+                const std::vector<stream_result>& results);
 /// Perplexity against position, both on logarithmic scales, a line for every policy.
-void write_plot(const std::filesystem::path& path, const stream_setting& setting, const std::vector<stream_result>& results);
+void write_plot(const std::filesystem::path& path, const stream_setting& setting,
+                const std::vector<stream_result>& results);
 
 }  // namespace smollm2

@@ -24,10 +24,13 @@ struct sampler {
         order_.resize(static_cast<std::size_t>(logits.size()));
         std::iota(order_.begin(), order_.end(), 0);
         const auto count = std::min<std::ptrdiff_t>(among, logits.size());
-        std::partial_sort(order_.begin(), order_.begin() + count, order_.end(), [&](int a, int b) { return logits[a] > logits[b]; });
+        std::partial_sort(order_.begin(), order_.begin() + count, order_.end(),
+                          [&](int a, int b) { return logits[a] > logits[b]; });
         std::vector<double> weights(static_cast<std::size_t>(count));
-        for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = std::exp(static_cast<double>((logits[order_[i]] - most) / temperature));
-        double rest = std::accumulate(weights.begin(), weights.end(), 0.0) * static_cast<double>(random() >> 11) * 0x1p-53;
+        for (std::size_t i = 0; i < weights.size(); ++i)
+            weights[i] = std::exp(static_cast<double>((logits[order_[i]] - most) / temperature));
+        double rest =
+            std::accumulate(weights.begin(), weights.end(), 0.0) * static_cast<double>(random() >> 11) * 0x1p-53;
         std::size_t chosen = 0;
         while (chosen + 1 < weights.size() && (rest -= weights[chosen]) >= 0) ++chosen;
         return order_[chosen];

@@ -12,12 +12,16 @@ namespace {
 namespace fs = std::filesystem;
 
 // The first is the text of all figures that are compared with others.
-constexpr const char* novels[] = {default_text, "emma", "mansfield_park", "northanger_abbey", "persuasion", "sense_and_sensibility"};
+constexpr const char* novels[] = {default_text,       "emma",       "mansfield_park",
+                                  "northanger_abbey", "persuasion", "sense_and_sensibility"};
 
 constexpr const char* built_in_text =
-    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife. "
-    "However little known the feelings or views of such a man may be on his first entering a neighbourhood, this truth is so "
-    "well fixed in the minds of the surrounding families, that he is considered the rightful property of some one or other "
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a "
+    "wife. "
+    "However little known the feelings or views of such a man may be on his first entering a neighbourhood, this truth "
+    "is so "
+    "well fixed in the minds of the surrounding families, that he is considered the rightful property of some one or "
+    "other "
     "of their daughters. ";
 
 std::string read_file(const fs::path& path) {
@@ -34,7 +38,9 @@ std::vector<int> read_tokens(const fs::path& path, int vocabulary) {
     std::vector<int> tokens(raw.size() / 2);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         tokens[i] = static_cast<unsigned char>(raw[2 * i]) | static_cast<unsigned char>(raw[2 * i + 1]) << 8;
-        if (tokens[i] >= vocabulary) throw std::runtime_error(path.string() + ": token " + std::to_string(tokens[i]) + " is outside the vocabulary");
+        if (tokens[i] >= vocabulary)
+            throw std::runtime_error(path.string() + ": token " + std::to_string(tokens[i]) +
+                                     " is outside the vocabulary");
     }
     return tokens;
 }
@@ -55,8 +61,10 @@ session open_session(arguments& options) {
     const bool random = options.flag("--random");
     options.finish();
 
-    session s{.folder = named.empty() ? fs::path(SMOLLM2_MODEL) : fs::path(named), .run = crew{.threads = threads},
-              .threads = threads, .show_progress = show_progress};
+    session s{.folder = named.empty() ? fs::path(SMOLLM2_MODEL) : fs::path(named),
+              .run = crew{.threads = threads},
+              .threads = threads,
+              .show_progress = show_progress};
     if (!random && is_prepared(s.folder)) {
         s.model = load_weights(s.folder);
         s.tokenizer = tokenizer::load(s.folder);
@@ -65,8 +73,10 @@ session open_session(arguments& options) {
     if (!named.empty() && !random)
         throw std::runtime_error("no model in " + named + ": run prepare.py " + named + " first");
     if (!random)
-        std::fprintf(stderr, "no model in %s (prepare.py makes it): a small built-in model with random weights is used;\n"
-                     "everything works, and its figures and words mean nothing\n", s.folder.c_str());
+        std::fprintf(stderr,
+                     "no model in %s (prepare.py makes it): a small built-in model with random weights is used;\n"
+                     "everything works, and its figures and words mean nothing\n",
+                     s.folder.c_str());
     s.built_in = true;
     s.model = random_weights();
     s.tokenizer = tokenizer::of_bytes();
@@ -89,14 +99,18 @@ text load_text(const session& s, const std::string& name, sash::int64 most) {
         result.tokens = s.tokenizer.encode(read_file(name));
     } else if (name == default_text || name == "all") {
         if (!s.built_in)
-            std::fprintf(stderr, "there are no novels in %s (prepare.py fetches them): the model reads one paragraph again and again,\n"
-                         "and its figures mean nothing; --text FILE takes a text of yours\n", (s.folder / "texts").c_str());
+            std::fprintf(
+                stderr,
+                "there are no novels in %s (prepare.py fetches them): the model reads one paragraph again and again,\n"
+                "and its figures mean nothing; --text FILE takes a text of yours\n",
+                (s.folder / "texts").c_str());
         result.name = "a built-in paragraph, again and again";
         const std::vector<int> once = s.tokenizer.encode(built_in_text);
         while (static_cast<sash::int64>(result.tokens.size()) < std::min<sash::int64>(most, 1 << 20))
             result.tokens.insert(result.tokens.end(), once.begin(), once.end());
     } else {
-        throw std::runtime_error("no text \"" + name + "\": neither a file nor a name in " + (s.folder / "texts").string());
+        throw std::runtime_error("no text \"" + name + "\": neither a file nor a name in " +
+                                 (s.folder / "texts").string());
     }
     if (static_cast<sash::int64>(result.tokens.size()) > most) result.tokens.resize(static_cast<std::size_t>(most));
     return result;

@@ -29,7 +29,8 @@ std::vector<policy_choice> grid(std::string_view name) {
     if (name == "stream")  // how far a stream can go
         return parse_policies({"full@8192", "256@32768", "252+4@32768", "252+4:compact@32768", "1020+4:compact@32768"});
     if (name == "demo")  // both pictures in a few minutes
-        return parse_policies({"full@8192", "64@4096", "64+4@4096", "256@4096", "256+4@4096", "252+4@16384", "252+4:compact@16384"});
+        return parse_policies(
+            {"full@8192", "64@4096", "64+4@4096", "256@4096", "256+4@4096", "252+4@16384", "252+4:compact@16384"});
     throw usage_error("unknown grid \"" + std::string(name) + "\": study, stream or demo");
 }
 
@@ -50,8 +51,8 @@ struct stream_options {
 };
 
 template <class Transformer>
-stream_result stream_text(Transformer& sequence, const session& s, const policy_choice& policy, const text& t, index length,
-                          const stream_options& options) {
+stream_result stream_text(Transformer& sequence, const session& s, const policy_choice& policy, const text& t,
+                          index length, const stream_options& options) {
     stream_result result{policy, {}, {}};
     result.losses.reserve(static_cast<std::size_t>(length));
     progress bar(policy.name(), length, s.show_progress);
@@ -113,16 +114,18 @@ int stream(arguments& options) {
         longest = std::max(longest, policy.tokens);
     }
     const text t = load_text(s, text_name, longest == unlimited ? unlimited : longest + 1 + how.decoded);
-    const sash::int64 available = static_cast<sash::int64>(t.tokens.size()) - 1;  // every position needs a token behind it
+    const sash::int64 available =
+        static_cast<sash::int64>(t.tokens.size()) - 1;  // every position needs a token behind it
     if (available < 1) throw std::runtime_error(t.name + " has fewer than 2 tokens");
     longest = std::min(longest, available);
 
-    const stream_setting setting{s.model.config.name, t.name, element_name, s.model.config.trained_positions, s.threads};
+    const stream_setting setting{s.model.config.name, t.name, element_name, s.model.config.trained_positions,
+                                 s.threads};
     print_setting(setting, policies, longest);
     std::vector<stream_result> results;
     for (const policy_choice& policy : policies) {
-        with_policy(policy, element, [&]<class Policy, class Element>(const Policy& p, cache_types<Policy, Element>) {
-            transformer<Policy, Element> sequence(s.model, p, s.run);
+        with_cache(policy, element, [&]<class Cache>(const typename Cache::policy_type& p) {
+            transformer<Cache> sequence(s.model, p, s.run);
             results.push_back(stream_text(sequence, s, policy, t, std::min(policy.tokens, available), how));
         });
         print_perplexities(results.back());

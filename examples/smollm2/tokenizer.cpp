@@ -40,7 +40,11 @@ std::size_t contraction_length(std::string_view text) {
 std::pair<char32_t, std::size_t> first_character(std::string_view text) {
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
     const unsigned lead = byte(0);
-    const std::size_t length = lead < 0x80 ? 1 : lead >= 0xF0 && lead < 0xF8 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC2 ? 2 : 1;
+    const std::size_t length = lead < 0x80                   ? 1
+                               : lead >= 0xF0 && lead < 0xF8 ? 4
+                               : lead >= 0xE0                ? 3
+                               : lead >= 0xC2                ? 2
+                                                             : 1;
     if (length == 1 || lead >= 0xF8 || text.size() < length) return {lead, 1};
     char32_t code = lead & (0x7Fu >> length);
     for (std::size_t i = 1; i < length; ++i) {
@@ -140,7 +144,8 @@ void tokenizer::for_each_word(std::string_view text, const F& f) const {
         const place here = look(at);
         std::size_t end = here.at + here.length;
         if (here.what != number) {
-            const place word = here.length == 1 && text[at] == ' ' ? look(at + 1) : here;  // a blank belongs to the word behind it
+            const place word =
+                here.length == 1 && text[at] == ' ' ? look(at + 1) : here;  // a blank belongs to the word behind it
             if (const std::size_t length = contraction_length(text.substr(at))) {
                 end = at + length;
             } else if (word.what == letter || word.what == other) {

@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// Byte-level BPE, as tokenizer.json describes it: text is split into words, the bytes of a word are tokens, and pairs of
-/// neighbours are merged, always the pair that was learned first, until none is left that was ever learned.
+/// Byte-level BPE, as tokenizer.json describes it: text is split into words, the bytes of a word are tokens, and pairs
+/// of neighbours are merged, always the pair that was learned first, until none is left that was ever learned.
 ///
 /// Words are split as GPT-2 does, after every digit has been made a word of its own:
 ///
@@ -58,15 +58,17 @@ private:
     struct merge {
         int rank, result;
     };
-    static std::uint64_t pair_key(int left, int right) { return std::uint64_t(std::uint32_t(left)) << 32 | std::uint32_t(right); }
+    static std::uint64_t pair_key(int left, int right) {
+        return std::uint64_t(std::uint32_t(left)) << 32 | std::uint32_t(right);
+    }
 
     std::vector<int> merge_word(std::string_view word) const;
     template <class F>
     void for_each_word(std::string_view text, const F& f) const;
 
-    std::vector<std::string> bytes_;                    // of each token
-    std::array<int, 256> byte_token_;                   // -1: no token has this byte alone
-    std::unordered_map<std::uint64_t, merge> merges_;   // of a pair of tokens
+    std::vector<std::string> bytes_;                   // of each token
+    std::array<int, 256> byte_token_;                  // -1: no token has this byte alone
+    std::unordered_map<std::uint64_t, merge> merges_;  // of a pair of tokens
     std::unordered_map<std::string, int> markers_;
     character_classes classes_;
 };

@@ -113,6 +113,7 @@ struct random_case {
             if (c.is(test::form::no_cache)) c.queries = std::min(c.queries, c.tokens);
         }
         if (!c.is(test::form::batch)) c.sequences = 1;
+        if (c.sequences == 1 || c.maps > 0) c.varied = 0;  // matrices fit one width
         if (c.is(test::form::no_cache)) c.noise = 0;
         c.ahead = std::max(c.ahead, c.lowest_ahead());
         return c;

@@ -418,7 +418,7 @@ void weigh(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& part
                              .terms = s.last - s.first,
                              .height = width,
                              .accumulate = true,
-                             .keep = keep,
+                             .keep = keep != nullptr ? keep + s.column : nullptr,
                              .soon = {next + column * bytes, bytes * tile_height<Build, 3> / block_tokens}});
         }
     }
