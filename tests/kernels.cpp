@@ -151,6 +151,7 @@ struct answers {
     std::vector<float> numerator;  // [rows][pitch]
     std::vector<float> maximum, denominator;
     int64 pitch;
+    bool scaled_right = true;
 };
 
 // Numbers of two answers that differ in a bit: one row each, all columns but one.
@@ -179,6 +180,26 @@ struct staged {
     staged(const staged&) = delete;
     float factor(double scale) const { return float(stage.empty() ? scale * 1.4426950408889634 : scale); }
 };
+
+// Whether rows written with a factor of their own are the numerators times that factor, and nothing beside them is touched.
+bool scaled_as_plain(const cpu::query_tile<build>& tile, const std::vector<float>& plain) {
+    const int64 pitch = tile.value_dim + 3;
+    std::vector<float> out(std::size_t(tile.rows * pitch), -1.0f);
+    float* rows[cpu::query_tile<build>::capacity];
+    float factor[cpu::query_tile<build>::capacity];
+    for (int r = 0; r < tile.rows; ++r) {
+        rows[r] = &out[std::size_t(r * pitch)];
+        factor[r] = float(r % 7) * 0.25f;
+    }
+    cpu::unpack(tile, rows, factor);
+    bool right = true;
+    for (int64 r = 0; r < tile.rows; ++r)
+        for (int64 c = 0; c < pitch; ++c) {
+            const float want = c < tile.value_dim ? factor[r] * plain[std::size_t(r * tile.value_pitch + c)] : -1.0f;
+            right = right && (bits(rows[r][c]) == bits(want) || (is_nan(rows[r][c]) && is_nan(want)));
+        }
+    return right;
+}
 
 template <class Element>
 answers prefill(const problem<Element>& p, staging how = staging::none, bool table = false) {
@@ -221,6 +242,7 @@ answers prefill(const problem<Element>& p, staging how = staging::none, bool tab
     a.pitch = tile.value_pitch;
     a.numerator.resize(std::size_t(p.rows * a.pitch));
     cpu::unpack(tile, a.numerator.data());
+    a.scaled_right = scaled_as_plain(tile, a.numerator);
     a.maximum.assign(tile.maximum, tile.maximum + p.rows);
     a.denominator.assign(tile.denominator, tile.denominator + p.rows);
     return a;
@@ -260,7 +282,8 @@ answers decode(const problem<Element>& p, staging how = staging::none, bool tabl
     return {{tile.numerator, tile.numerator + p.rows * tile.value_pitch},
             {tile.maximum, tile.maximum + p.rows},
             {tile.denominator, tile.denominator + p.rows},
-            tile.value_pitch};
+            tile.value_pitch,
+            true};
 }
 
 // The neutral element of merging.
@@ -290,6 +313,7 @@ void check(const problem<Element>& p, const answers& got, double tolerance = 2e-
     }
     CAPTURE(p.tokens, p.key_dim, p.value_dim, p.rows, p.cap, p.alibi);
     CHECK(wrong == 0);
+    CHECK(got.scaled_right);
 }
 
 // What each row sees, at random: everything, a causal edge, a window, scattered keys, nothing.

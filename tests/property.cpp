@@ -120,6 +120,31 @@ sash::tokens_of<P> tokens_of(const operands& of, int64 first, int64 count) {
 // ---------------------------------------------------------------------------------------------------------------------
 // What must come out
 
+// The policies stated once more, for the reference: it would believe whatever the library's own say of themselves.
+struct stated_full {
+    bool causal = true;
+    constexpr bool sees(int64 query, int64 key) const { return key <= query || !causal; }
+    constexpr sash::key_intervals<1> visible(int64, int64) const { return {}; }
+};
+struct stated_window {
+    int64 window = 1, sinks = 0;
+    bool compact = false;
+    static constexpr int frames = 2;
+
+    constexpr bool sees(int64 query, int64 key) const {
+        if (key > query) return false;
+        const int64 back = query - key;  // 0: the query's own token
+        return back <= window - 1 || key <= sinks - 1;
+    }
+    constexpr int64 distance(int64 query, int64 key) const {
+        if (!compact || key >= sinks || query < sinks || query - sinks < window) return query - key;
+        return sinks + window - 1 - key;  // the cache is full: its newest token stands in the last of its sinks + window places
+    }
+    constexpr sash::key_intervals<1> visible(int64, int64) const { return {}; }
+};
+stated_full stated(const sash::full& p) { return {p.causal}; }
+stated_window stated(const sash::sliding_window& p) { return {p.window, p.sinks, p.frame == sash::frame::compact}; }
+
 struct expectation {
     sash::reference::result rows;
     std::vector<double> magnitude;  // of the terms that a sum without a normaliser cancels
@@ -130,7 +155,7 @@ expectation expected(const random_case& c, const P& policy, sash::score score, c
     if (c.unfinished) score.sink_logits = {};
     if constexpr (sash::softmax_policy<P>) {
         const auto stored = c.is(form::no_cache) ? scalar::f32 : static_cast<scalar>(c.element);
-        return {sash::reference::attend(policy, c.shape(), of.query.in(), of.key.in(), of.value.in(), score, first_query, stored), {}};
+        return {sash::reference::attend(stated(policy), c.shape(), of.query.in(), of.key.in(), of.value.in(), score, first_query, stored), {}};
     } else {
         const auto attend = [&](const tensor& q, const tensor& k, const tensor& v) {
             return sash::reference::attend(policy, c.shape(), q.in(), k.in(), v.in(), of.decay.in(), score, first_query);

@@ -59,8 +59,8 @@ struct kind {
             return {};
     }
 };
-using kinds = std::tuple<kind<full, float>, kind<full, bfloat16>, kind<sliding_window, float>, kind<sliding_window, float16>,
-                         kind<sash::linear<>, float>>;
+using kinds = std::tuple<kind<full, float>, kind<full, bfloat16>, kind<sliding_window, float>,
+                         kind<sliding_window, float16>, kind<sash::linear<>, float>>;
 
 const sash::shape small{.heads = 2, .kv_heads = 1, .key_dim = 3, .value_dim = 5};
 
@@ -75,7 +75,8 @@ floats next_rows(Cache& cache, const history& h, int64 first, int64 last) {
 
 floats part(const exact_rows& r, const history& h, int64 first, int64 last) {
     floats p;
-    for (int64 n = first * h.row_floats(); n < last * h.row_floats(); ++n) p.push_back(static_cast<float>(r.out[index(n)]));
+    for (int64 n = first * h.row_floats(); n < last * h.row_floats(); ++n)
+        p.push_back(static_cast<float>(r.out[index(n)]));
     return p;
 }
 
@@ -92,7 +93,7 @@ exact_rows expected_rows(const history& h) {
 
 }  // namespace
 
-// ---------------------------------------------------------------------------------------------------------------- R09
+// ----------------------------------------------------------------------------------------------------------------- R09
 
 TEST_CASE("R09: positions are ascending, each once, and just those that a later query may see") {
     const history h = contents(260, {.head_dim = 1});
@@ -101,7 +102,8 @@ TEST_CASE("R09: positions are ascending, each once, and just those that a later 
             for (const int64 slack : {0, 3, 64})
                 for (const positions& cut : cuts_of(260)) {
                     CAPTURE(window, sinks, slack, cut.size());
-                    kv_cache cache(sliding_window{.window = window, .sinks = sinks}, h.shape, {}, {.rollback_slack = slack});
+                    kv_cache cache(sliding_window{.window = window, .sinks = sinks}, h.shape, {},
+                                   {.rollback_slack = slack});
                     CHECK(held(cache).empty());
                     int64 length = 0;
                     for (const int64 n : cut) {
@@ -134,22 +136,26 @@ TEST_CASE("R09: a slot without a token is not position 0") {
 TEST_CASE("R09: order comes from positions, in a ring that has turned many times") {
     const history h = contents(700, {.heads = 2, .kv_heads = 1, .head_dim = 4});
     const float slopes[] = {.25f, .01f};
-    const auto with_slope = [&](double s, int64 head, int64 i, int64 j) { return s - double{slopes[head]} * double(i - j); };
-    const exact_rows expected =
-        softmax_rows<float>(h, window_rule{67, 3}, with_slope, [](int64) { return -infinity; }, .5);
+    const auto with_slope = [&](double s, int64 head, int64 i, int64 j) {
+        return s - double{slopes[head]} * double(i - j);
+    };
+    const exact_rows expected = softmax_rows<float>(
+        h, window_rule{67, 3}, with_slope, [](int64) { return -infinity; }, .5);
     for (const way& w : every_way(700)) {
         CAPTURE(w.name);
-        CHECK(difference(rows_by<float>(w, sliding_window{.window = 67, .sinks = 3}, h, {.alibi = slopes}), expected, 3) == "");
+        CHECK(difference(rows_by<float>(w, sliding_window{.window = 67, .sinks = 3}, h, {.alibi = slopes}), expected,
+                         3) == "");
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R10
+// ----------------------------------------------------------------------------------------------------------------- R10
 
 TEST_CASE("R10: appending n makes room for n, and memory stays bounded for ever") {
     const history h = contents(5000, {.heads = 1, .head_dim = 2});
     for (const positions& cut : {positions{5000}, positions(50, 100), positions(5000, 1), cuts_of(5000)[2]}) {
         poisoned_memory memory;
-        kv_cache cache(sliding_window{.window = 100, .sinks = 4}, h.shape, {}, {.rollback_slack = 10, .memory = memory.source()});
+        kv_cache cache(sliding_window{.window = 100, .sinks = 4}, h.shape, {},
+                       {.rollback_slack = 10, .memory = memory.source()});
         int64 at = 0, bytes_at_half = 0;
         for (const int64 n : cut) {
             sash::append(h.keys(at, n), h.values(at, n), cache);
@@ -186,7 +192,10 @@ TEST_CASE("R10: size never exceeds the capacity, and one token too many changes 
         fed(cache, h, {12});
         const bytes before = saved(cache);
         floats out(index(9 * h.row_floats()), 7.f);
-        CHECK(names(refusal([&] { sash::attend(h.queries(12, 9), h.keys(12, 9), h.values(12, 9), cache, {out, 9, 2, 5}); }), {"21", "20"}));
+        CHECK(names(refusal([&] {
+                        sash::attend(h.queries(12, 9), h.keys(12, 9), h.values(12, 9), cache, {out, 9, 2, 5});
+                    }),
+                    {"21", "20"}));
         CHECK_THROWS_AS(sash::append(h.keys(12, 9), h.values(12, 9), cache), sash::error);
         CHECK(out == floats(out.size(), 7.f));
         CHECK(saved(cache) == before);
@@ -216,10 +225,11 @@ TEST_CASE("R10: size never exceeds the capacity, and one token too many changes 
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R11
+// ----------------------------------------------------------------------------------------------------------------- R11
 
 TEST_CASE("R11: length, position and window belong to the sequence") {
-    const sliding_window policies[] = {{.window = 3}, {.window = 10, .sinks = 2}, {.window = 1, .sinks = 70}, {.window = 1000}};
+    const sliding_window policies[] = {
+        {.window = 3}, {.window = 10, .sinks = 2}, {.window = 1, .sinks = 70}, {.window = 1000}};
     const int64 lengths[] = {0, 5, 300, 64}, news[] = {1, 4, 0, 70};
     const history h = contents(400, small);
     std::vector<kv_cache<sliding_window>> caches;
@@ -234,7 +244,9 @@ TEST_CASE("R11: length, position and window belong to the sequence") {
         std::vector<sash::request<kv_cache<sliding_window>>> requests;
         for (int n = 0; n < 4; ++n) {
             const int64 first = lengths[n], count = news[n];
-            requests.push_back({.tokens = {.query = h.queries(first, count), .key = h.keys(first, count), .value = h.values(first, count)},
+            requests.push_back({.tokens = {.query = h.queries(first, count),
+                                           .key = h.keys(first, count),
+                                           .value = h.values(first, count)},
                                 .cache = &now[index(n)],
                                 .out = h.rows(got[index(n)].out, first, count),
                                 .lse = lse_of(got[index(n)], h, first, count)});
@@ -260,9 +272,10 @@ TEST_CASE("R11: a batch is all or nothing") {
     for (cache_type& c : caches) sash::append(h.keys(0, 10), h.values(0, 10), c);
     floats out(index(3 * 2 * h.row_floats()), 7.f);
     const auto request = [&](int n, int64 count) {
-        return sash::request<cache_type>{.tokens = {.query = h.queries(10, count), .key = h.keys(10, count), .value = h.values(10, count)},
-                                         .cache = &caches[index(n)],
-                                         .out = {out.data() + n * 2 * h.row_floats(), count, 2, 5}};
+        return sash::request<cache_type>{
+            .tokens = {.query = h.queries(10, count), .key = h.keys(10, count), .value = h.values(10, count)},
+            .cache = &caches[index(n)],
+            .out = {out.data() + n * 2 * h.row_floats(), count, 2, 5}};
     };
     std::vector<bytes> before;
     for (const cache_type& c : caches) before.push_back(saved(c));
@@ -290,7 +303,7 @@ TEST_CASE("R11: a batch is all or nothing") {
     CHECK(caches[1].length() == 11);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R12
+// ----------------------------------------------------------------------------------------------------------------- R12
 
 TEST_CASE("R12: A06 drafts are taken back exactly, or refused with nothing changed") {
     const history h = uniform(24);
@@ -341,7 +354,8 @@ TEMPLATE_LIST_TEST_CASE("R12: rollback of none, of too many, of a negative numbe
     }
 }
 
-TEMPLATE_LIST_TEST_CASE("R12: for every number of drafts: bit-equal to a cache that never saw them, or refused and unchanged", "", kinds) {
+TEMPLATE_LIST_TEST_CASE(
+    "R12: for every number of drafts: bit-equal to a cache that never saw them, or refused and unchanged", "", kinds) {
     const history h = contents(100, small), drafts = contents(100, small, 7);
     for (const int64 slack : {0, 1, 3, 17, 40})
         for (const int64 length : {1, 2, 5, 10, 20, 63, 64, 65})
@@ -350,12 +364,14 @@ TEMPLATE_LIST_TEST_CASE("R12: for every number of drafts: bit-equal to a cache t
                     if (back > length + brought) continue;
                     CAPTURE(slack, length, brought, back);
                     const sash::storage storage{.rollback_slack = slack};
-                    typename TestType::cache cache(TestType::make(), small, {}, storage), never(TestType::make(), small, {}, storage);
+                    typename TestType::cache cache(TestType::make(), small, {}, storage),
+                        never(TestType::make(), small, {}, storage);
                     next_rows(cache, h, 0, length);
                     next_rows(cache, drafts, 0, brought);
                     const bytes before = saved(cache);
                     if (!cache.can_rollback(back)) {
-                        REQUIRE((back > slack && cache.stored() < cache.length()));  // and only because something has left
+                        REQUIRE(
+                            (back > slack && cache.stored() < cache.length()));  // and only because something has left
                         REQUIRE_THROWS_AS(cache.rollback(back), sash::error);
                         REQUIRE(saved(cache) == before);
                         continue;
@@ -381,7 +397,8 @@ TEMPLATE_LIST_TEST_CASE("R12: a second rollback without an append in between is 
                 cache.rollback(first);
                 for (int64 second = 0; second <= length - first; ++second) {
                     if (!cache.can_rollback(second)) continue;
-                    typename TestType::cache fork = cache, never(TestType::make(), small, {}, {.rollback_slack = slack});
+                    typename TestType::cache fork = cache,
+                                             never(TestType::make(), small, {}, {.rollback_slack = slack});
                     fork.rollback(second);
                     const int64 target = length - first - second;
                     next_rows(never, h, 0, target);
@@ -415,7 +432,8 @@ TEST_CASE("R12: rolling back past the sinks leaves those that came first, and ne
         fed(cache, h, {length});
         cache.rollback(length - 1);
         CHECK(held(cache) == positions{0});
-        CHECK(difference(next_rows(cache, changed, 1, 40), part(softmax_rows(changed, window_rule{8, 2}), h, 1, 40)) == "");
+        CHECK(difference(next_rows(cache, changed, 1, 40), part(softmax_rows(changed, window_rule{8, 2}), h, 1, 40)) ==
+              "");
     }
     kv_cache cache(sliding_window{.window = 8, .sinks = 2}, small, {}, {.rollback_slack = 30});
     fed(cache, h, {30});
@@ -453,7 +471,8 @@ TEMPLATE_LIST_TEST_CASE("R12: drafting at random, against the tokens that stayed
             }
             const floats got = next_rows(cache, truth, length, length + count);
             CAPTURE(seed, round, step, slack, length, count);
-            REQUIRE(difference(got, part(expected_rows<TestType>(truth.first(length + count)), truth, length, length + count)) == "");
+            REQUIRE(difference(got, part(expected_rows<TestType>(truth.first(length + count)), truth, length,
+                                         length + count)) == "");
             length += count;
             const int64 back = pick(0, std::min(slack, length));
             if (!cache.can_rollback(back)) continue;  // after a rollback there may be less slack than that
@@ -479,7 +498,8 @@ TEST_CASE("R12: keys turned by the library are taken back, saved and forked with
         kv_cache fork = cache, loaded = cache.empty_copy();
         loaded.load(cache.save());
         for (kv_cache<sliding_window>* c : {&cache, &fork, &loaded})
-            CHECK(difference_in_bits(next_rows(*c, h, 30, 60), floats(expected.out.begin() + 30 * 8, expected.out.end())) == "");
+            CHECK(difference_in_bits(next_rows(*c, h, 30, 60),
+                                     floats(expected.out.begin() + 30 * 8, expected.out.end())) == "");
     }
 }
 
@@ -487,7 +507,9 @@ TEST_CASE("R12: over a range of layers all are taken back, or none") {
     const history h = contents(40, small);
     SECTION("windows, one of which has no slack") {
         std::vector<kv_cache<sliding_window>> layers;
-        for (const int64 slack : {6, 0, 6}) layers.emplace_back(sliding_window{.window = 8, .sinks = 2}, small, sash::score{}, sash::storage{.rollback_slack = slack});
+        for (const int64 slack : {6, 0, 6})
+            layers.emplace_back(sliding_window{.window = 8, .sinks = 2}, small, sash::score{},
+                                sash::storage{.rollback_slack = slack});
         for (auto& layer : layers) fed(layer, h, {20});
         std::vector<bytes> before;
         for (const auto& layer : layers) before.push_back(saved(layer));
@@ -517,7 +539,8 @@ TEST_CASE("R12: over a range of layers all are taken back, or none") {
 TEST_CASE("R12: a rollback allocates nothing, so it cannot fail halfway") {
     const history h = contents(300, small);
     poisoned_memory memory;
-    kv_cache<sliding_window> window({.window = 8, .sinks = 2}, small, {}, {.rollback_slack = 20, .memory = memory.source()});
+    kv_cache<sliding_window> window({.window = 8, .sinks = 2}, small, {},
+                                    {.rollback_slack = 20, .memory = memory.source()});
     kv_cache<sash::linear<>> state({}, small, {}, {.rollback_slack = 20, .memory = memory.source()});
     kv_cache<full> everything({}, small, {}, {.memory = memory.source()});
     fed(window, h, {300});
@@ -532,7 +555,7 @@ TEST_CASE("R12: a rollback allocates nothing, so it cannot fail halfway") {
     CHECK(state.length() == 280);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R13
+// ----------------------------------------------------------------------------------------------------------------- R13
 
 TEMPLATE_LIST_TEST_CASE("R13: forks are independent", "", kinds) {
     const history h = contents(200, small), other = contents(200, small, 13);
@@ -552,7 +575,8 @@ TEMPLATE_LIST_TEST_CASE("R13: forks are independent", "", kinds) {
         std::copy_n(h.value.begin(), length * 5, mixed.value.begin());
         fork = typename TestType::cache(later.empty_copy());
         fed(fork, h, {length});
-        CHECK(difference(next_rows(fork, mixed, length, 200), part(expected_rows<TestType>(mixed), mixed, length, 200)) == "");
+        CHECK(difference(next_rows(fork, mixed, length, 200),
+                         part(expected_rows<TestType>(mixed), mixed, length, 200)) == "");
     }
 }
 
@@ -713,7 +737,7 @@ TEMPLATE_LIST_TEST_CASE("R13: a checkpoint can be come back to, again and again"
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R14
+// ----------------------------------------------------------------------------------------------------------------- R14
 
 TEMPLATE_LIST_TEST_CASE("R14: a loaded cache behaves to the bit as the one that was saved", "", kinds) {
     const history h = contents(200, small), other = contents(60, small, 3);
@@ -722,7 +746,8 @@ TEMPLATE_LIST_TEST_CASE("R14: a loaded cache behaves to the bit as the one that 
             if (back > length) continue;
             CAPTURE(length, back);
             const sash::storage storage{.rollback_slack = 5, .auxiliary = 2};
-            typename TestType::cache cache(TestType::make(), small, {}, storage), loaded(TestType::make(), small, {}, storage);
+            typename TestType::cache cache(TestType::make(), small, {}, storage),
+                loaded(TestType::make(), small, {}, storage);
             fed(cache, h, {length});
             cache.rollback(back);
             cache.auxiliary()[1] = 6;
@@ -740,7 +765,8 @@ TEMPLATE_LIST_TEST_CASE("R14: a loaded cache behaves to the bit as the one that 
                 auto fork = cache, loaded_fork = loaded;
                 fork.rollback(2);
                 loaded_fork.rollback(2);
-                CHECK(difference_in_bits(next_rows(loaded_fork, h, at - 2, 200), next_rows(fork, h, at - 2, 200)) == "");
+                CHECK(difference_in_bits(next_rows(loaded_fork, h, at - 2, 200), next_rows(fork, h, at - 2, 200)) ==
+                      "");
             }
             const floats rest = next_rows(cache, h, at, 200);
             CHECK(difference_in_bits(next_rows(loaded, h, at, 200), rest) == "");
@@ -765,7 +791,8 @@ TEMPLATE_LIST_TEST_CASE("R14: damage is refused wherever it is, and the target i
             damaged[at] ^= bit;
             refused(damaged);
         }
-    for (std::size_t size = 0; size < file.size(); ++size) refused(bytes(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(size)));
+    for (std::size_t size = 0; size < file.size(); ++size)
+        refused(bytes(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(size)));
     refused(bytes(4096));
     refused(bytes(4096, std::byte{0xff}));
     bytes swapped = file;  // two words change places
@@ -779,7 +806,8 @@ TEST_CASE("R14: the file of another cache is refused") {
     const float slopes[] = {.1f, .2f}, logits[] = {0, 1};
     const double frequencies[] = {1, .1}, slower[] = {1, .2};
     const sliding_window policy{.window = 8, .sinks = 2};
-    const sash::score score{.scale = .3f, .soft_cap = 5, .alibi = slopes, .sink_logits = logits, .rotary = {.frequencies = frequencies}};
+    const sash::score score{
+        .scale = .3f, .soft_cap = 5, .alibi = slopes, .sink_logits = logits, .rotary = {.frequencies = frequencies}};
     kv_cache cache(policy, h.shape, score);
     fed(cache, h, {20});
     const bytes file = saved(cache);
@@ -905,7 +933,7 @@ TEST_CASE("R14: saving into too little room writes nothing") {
     CHECK(room == bytes(room.size(), std::byte{0x5a}));
 }
 
-// ---------------------------------------------------------------------------------------------- memory (no rule; DESIGN)
+// ---------------------------------------------------------------------------------------------------- memory (no rule)
 
 TEMPLATE_LIST_TEST_CASE("memory: steady-state decoding allocates nothing", "", kinds) {
     const history h = contents(4000, small);
@@ -940,7 +968,9 @@ TEMPLATE_LIST_TEST_CASE("memory: nor does decoding in a batch, or reading with a
     const auto decode = [&](int64 i) {
         for (int n = 0; n < 3; ++n)
             requests[index(n)] = {.tokens = {.query = h.queries(i, 1), .key = h.keys(i, 1), .value = h.values(i, 1)},
-                                  .cache = &caches[index(n)], .out = {out[index(n)], 1, 2, 5}, .lse = {}};
+                                  .cache = &caches[index(n)],
+                                  .out = {out[index(n)], 1, 2, 5},
+                                  .lse = {}};
         sash::attend(requests, {.run = sash::serial{}, .workspace = &scratch});
     };
     int64 i = 0;
@@ -953,7 +983,8 @@ TEMPLATE_LIST_TEST_CASE("memory: nor does decoding in a batch, or reading with a
     SECTION("a read") {
         const int64 before = heap_calls;
         for (int n = 0; n < 100; ++n)
-            sash::read(h.queries(0, 1), std::as_const(caches[0]), {out[0], 1, 2, 5}, {.run = sash::serial{}, .workspace = &scratch});
+            sash::read(h.queries(0, 1), std::as_const(caches[0]), {out[0], 1, 2, 5},
+                       {.run = sash::serial{}, .workspace = &scratch});
         CHECK(heap_calls - before == 0);
     }
 }
@@ -964,16 +995,15 @@ TEMPLATE_LIST_TEST_CASE("memory: an allocation that fails leaves every cache as 
     poisoned_memory memory;
     {
         const sash::storage storage{.rollback_slack = 3, .auxiliary = 2, .memory = memory.source()};
-        const auto at_every_point = [&](auto&& act, auto&& unchanged) {  // fails the first, the second, … until all succeed
+        const auto at_every_point = [&](auto&& act,
+                                        auto&& unchanged) {  // fails the first, the second, … until all succeed
             int64 n = 0;
             for (;; ++n) {
                 memory.left = n;
                 bool failed = false;
                 try {
                     act();
-                } catch (const std::bad_alloc&) {
-                    failed = true;
-                }
+                } catch (const std::bad_alloc&) { failed = true; }
                 memory.left = std::int64_t{1} << 60;
                 if (!failed) break;
                 unchanged();
@@ -990,7 +1020,11 @@ TEMPLATE_LIST_TEST_CASE("memory: an allocation that fails leaves every cache as 
         };
         floats out(index(500 * h.row_floats())), out_too(index(500 * h.row_floats()));
         SECTION("attend") {
-            at_every_point([&] { sash::attend(h.queries(40, 500), h.keys(40, 500), h.values(40, 500), cache, {out, 500, 2, 5}); }, both_unchanged);
+            at_every_point(
+                [&] {
+                    sash::attend(h.queries(40, 500), h.keys(40, 500), h.values(40, 500), cache, {out, 500, 2, 5});
+                },
+                both_unchanged);
             CHECK(difference(out, part(expected_rows<TestType>(h), h, 40, 540)) == "");
         }
         SECTION("append") {
@@ -999,8 +1033,14 @@ TEMPLATE_LIST_TEST_CASE("memory: an allocation that fails leaves every cache as 
         }
         SECTION("a batch") {
             sash::request<cache_type> requests[] = {
-                {.tokens = {.query = h.queries(40, 500), .key = h.keys(40, 500), .value = h.values(40, 500)}, .cache = &cache, .out = {out, 500, 2, 5}, .lse = {}},
-                {.tokens = {.query = h.queries(3, 500), .key = h.keys(3, 500), .value = h.values(3, 500)}, .cache = &other, .out = {out_too, 500, 2, 5}, .lse = {}}};
+                {.tokens = {.query = h.queries(40, 500), .key = h.keys(40, 500), .value = h.values(40, 500)},
+                 .cache = &cache,
+                 .out = {out, 500, 2, 5},
+                 .lse = {}},
+                {.tokens = {.query = h.queries(3, 500), .key = h.keys(3, 500), .value = h.values(3, 500)},
+                 .cache = &other,
+                 .out = {out_too, 500, 2, 5},
+                 .lse = {}}};
             CHECK(at_every_point([&] { sash::attend(requests); }, both_unchanged) > 0);
             CHECK(difference(out, part(expected_rows<TestType>(h), h, 40, 540)) == "");
             CHECK(difference(out_too, part(expected_rows<TestType>(h), h, 3, 503)) == "");
@@ -1019,8 +1059,9 @@ TEMPLATE_LIST_TEST_CASE("memory: an allocation that fails leaves every cache as 
             layers.push_back(other);
             bytes file = before;
             file.insert(file.end(), before.begin(), before.end());
-            CHECK(at_every_point([&] { sash::load(layers, file); },
-                                 [&] { REQUIRE((saved(layers[0]) == other_before && saved(layers[1]) == other_before)); }) > 0);
+            CHECK(at_every_point(
+                      [&] { sash::load(layers, file); },
+                      [&] { REQUIRE((saved(layers[0]) == other_before && saved(layers[1]) == other_before)); }) > 0);
             CHECK(saved(layers[1]) == before);
         }
         SECTION("restoring a range") {
@@ -1034,18 +1075,26 @@ TEMPLATE_LIST_TEST_CASE("memory: an allocation that fails leaves every cache as 
                                  [&] { REQUIRE((saved(layers[0]) == empty && saved(layers[1]) == empty)); }) > 0);
             CHECK(saved(layers[1]) == before);
         }
-        SECTION("reserve") { at_every_point([&] { cache.reserve(5000); }, both_unchanged); }
+        SECTION("reserve") {
+            at_every_point([&] { cache.reserve(5000); }, both_unchanged);
+        }
         SECTION("a read") {
-            CHECK(at_every_point([&] { sash::read(h.queries(40, 100), std::as_const(cache), {out.data(), 100, 2, 5}); }, both_unchanged) > 0);
+            CHECK(at_every_point(
+                      [&] {
+                          sash::read(h.queries(40, 100), std::as_const(cache), {out.data(), 100, 2, 5});
+                      },
+                      both_unchanged) > 0);
         }
         SECTION("a constructor") {
-            CHECK(at_every_point([&] {
-                      const float slopes[] = {1, 2};
-                      if constexpr (sash::softmax_policy<typename TestType::policy>)
-                          cache_type(TestType::make(), small, {.alibi = slopes}, storage);
-                      else
-                          cache_type(TestType::make(), small, {}, storage);
-                  }, both_unchanged) > 0);
+            CHECK(at_every_point(
+                      [&] {
+                          const float slopes[] = {1, 2};
+                          if constexpr (sash::softmax_policy<typename TestType::policy>)
+                              cache_type(TestType::make(), small, {.alibi = slopes}, storage);
+                          else
+                              cache_type(TestType::make(), small, {}, storage);
+                      },
+                      both_unchanged) > 0);
         }
     }
     CHECK(memory.bytes == 0);  // and nothing leaked
@@ -1062,7 +1111,8 @@ TEST_CASE("memory: what workspace_bytes says is enough") {
             sash::workspace scratch(sash::workspace_bytes(cache, tokens, {.run = by.run}), memory.source());
             const int64 before = memory.allocations;
             floats out(index(tokens * h.row_floats()));
-            sash::attend(h.queries(400, tokens), h.keys(400, tokens), h.values(400, tokens), cache, {out, tokens, 6, 5}, {.run = by.run, .workspace = &scratch});
+            sash::attend(h.queries(400, tokens), h.keys(400, tokens), h.values(400, tokens), cache, {out, tokens, 6, 5},
+                         {.run = by.run, .workspace = &scratch});
             CHECK(memory.allocations == before);
             CHECK(difference(out, part(softmax_rows(h, window_rule{100, 4}), h, 400, 400 + tokens)) == "");
         }

@@ -29,7 +29,8 @@ void put_bits(float& x, std::uint32_t bits) { std::memcpy(&x, &bits, sizeof bits
 struct sequence {
     int64 tokens, key_dim = 3, value_dim = 5;
     floats query = floats(static_cast<std::size_t>(tokens * key_dim), .1f), key = floats(query.size(), .2f);
-    floats value = floats(static_cast<std::size_t>(tokens * value_dim)), out = floats(value.size(), 7), lse = floats(static_cast<std::size_t>(tokens), 7);
+    floats value = floats(static_cast<std::size_t>(tokens * value_dim)), out = floats(value.size(), 7),
+           lse = floats(static_cast<std::size_t>(tokens), 7);
 
     explicit sequence(int64 n) : tokens(n) {
         for (std::size_t i = 0; i < value.size(); ++i) value[i] = static_cast<float>(i % 7);
@@ -43,15 +44,19 @@ struct sequence {
     void attend(const Policy& policy, int64 at_a_time, const sash::score& score = {}) {
         sash::kv_cache<Policy, Element> cache(policy, {.key_dim = key_dim, .value_dim = value_dim}, score);
         for (int64 at = 0; at < tokens; at += at_a_time)
-            sash::attend({query.data() + at * key_dim, at_a_time, 1, key_dim}, {key.data() + at * key_dim, at_a_time, 1, key_dim},
-                         {value.data() + at * value_dim, at_a_time, 1, value_dim}, cache, {out.data() + at * value_dim, at_a_time, 1, value_dim},
-                         {.lse = std::span(lse).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(at_a_time))});
+            sash::attend(
+                {query.data() + at * key_dim, at_a_time, 1, key_dim},
+                {key.data() + at * key_dim, at_a_time, 1, key_dim},
+                {value.data() + at * value_dim, at_a_time, 1, value_dim}, cache,
+                {out.data() + at * value_dim, at_a_time, 1, value_dim},
+                {.lse = std::span(lse).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(at_a_time))});
     }
 };
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("R21: under -ffast-math a visible NaN is kept, an invisible one has no influence", "", float, sash::float16, sash::bfloat16) {
+TEMPLATE_TEST_CASE("R21: under -ffast-math a visible NaN is kept, an invisible one has no influence", "", float,
+                   sash::float16, sash::bfloat16) {
     for (const int64 tokens : {10, 200})
         for (const int64 at_a_time : {int64{1}, tokens})
             for (const bool in_key : {true, false}) {
@@ -100,14 +105,16 @@ TEST_CASE("R21: under -ffast-math empty rows are 0 and -inf, and merge as nothin
         sequence s(100);
         s.attend<float>(sash::full{}, at_a_time, {.custom = nothing_at_all{}});
         CHECK(std::all_of(s.out.begin(), s.out.end(), [](const float& x) { return bits_of(x) == 0; }));
-        CHECK(std::all_of(s.lse.begin(), s.lse.end(), [](const float& x) { return bits_of(x) == minus_infinity_bits; }));
+        CHECK(
+            std::all_of(s.lse.begin(), s.lse.end(), [](const float& x) { return bits_of(x) == minus_infinity_bits; }));
     }
     for (const int64 tokens : {1, 100}) {
         sequence s(tokens);
         const sash::kv_cache cache(sash::sliding_window{.window = 3}, {.key_dim = 3, .value_dim = 5});
         sash::read({s.query, tokens, 1, 3}, cache, {s.out, tokens, 1, 5}, {.lse = s.lse});
         CHECK(std::all_of(s.out.begin(), s.out.end(), [](const float& x) { return bits_of(x) == 0; }));
-        CHECK(std::all_of(s.lse.begin(), s.lse.end(), [](const float& x) { return bits_of(x) == minus_infinity_bits; }));
+        CHECK(
+            std::all_of(s.lse.begin(), s.lse.end(), [](const float& x) { return bits_of(x) == minus_infinity_bits; }));
     }
     floats out(3, 0.f);
     const floats other{1, 2, 3};
@@ -127,7 +134,8 @@ TEST_CASE("R21: under -ffast-math a sink logit of -inf is none") {
         with.attend<float>(sash::sliding_window{.window = 9, .sinks = 1}, at_a_time, {.sink_logits = logit});
         without.attend<float>(sash::sliding_window{.window = 9, .sinks = 1}, at_a_time);
         int64 wrong = 0;
-        for (std::size_t n = 0; n < with.out.size(); ++n) wrong += !is_finite(with.out[n]) || std::abs(with.out[n] - without.out[n]) > 1e-6f;
+        for (std::size_t n = 0; n < with.out.size(); ++n)
+            wrong += !is_finite(with.out[n]) || std::abs(with.out[n] - without.out[n]) > 1e-6f;
         CHECK(wrong == 0);
     }
 }
@@ -146,10 +154,9 @@ TEST_CASE("R21: under -ffast-math numbers that are none are refused as ever") {
         float decay[1];
         put_bits(decay[0], bits);
         try {
-            sash::attend({.query = {x, 1, 1, 2}, .key = {x, 1, 1, 2}, .value = {x, 1, 1, 2}, .decay = {decay, 1, 1, 1}}, cache, {out, 1, 1, 2});
-        } catch (const sash::error&) {
-            return false;
-        }
+            sash::attend({.query = {x, 1, 1, 2}, .key = {x, 1, 1, 2}, .value = {x, 1, 1, 2}, .decay = {decay, 1, 1, 1}},
+                         cache, {out, 1, 1, 2});
+        } catch (const sash::error&) { return false; }
         return true;
     };
     CHECK_FALSE(attended(nan_bits));

@@ -33,11 +33,14 @@ std::vector<positions> cuts_and_more(int64 tokens) {
 }
 
 // A history with a decay for each token and KV head, and its rows by the sum over keys:
-//     out_i = sum_j a_ij v_j / sum_j a_ij,   a_ij = phi(q_i)·phi(k_j) exp(g_{j+1} + … + g_i);   without a normaliser  scale · sum_j q_i·k_j exp(…) v_j
+//     out_i = sum_j a_ij v_j / sum_j a_ij,        a_ij = phi(q_i)·phi(k_j) exp(g_{j+1} + … + g_i)
+//     out_i = scale · sum_j a_ij v_j              without a normaliser, and with phi(x) = x
 struct gated_history : history {
     floats decay;  // [tokens, kv_heads]
     gated_history(int64 n, sash::shape s) : history(contents(n, s)), decay(index(n * s.kv_heads)) {}
-    sash::input decays(int64 first, int64 count) const { return {decay.data() + first * shape.kv_heads, count, shape.kv_heads, 1}; }
+    sash::input decays(int64 first, int64 count) const {
+        return {decay.data() + first * shape.kv_heads, count, shape.kv_heads, 1};
+    }
 
     std::vector<double> rows(bool normalised) const {
         const auto phi = [&](double x) { return !normalised ? x : x > 0 ? x + 1 : std::exp(x); };
@@ -50,11 +53,13 @@ struct gated_history : history {
                 for (int64 j = i; j >= 0; --j) {
                     double weight = 0;
                     for (int64 c = 0; c < shape.key_dim; ++c)
-                        weight += phi(query[index((i * shape.heads + head) * shape.key_dim + c)]) * phi(key[index((j * shape.kv_heads + kv) * shape.key_dim + c)]);
+                        weight += phi(query[index((i * shape.heads + head) * shape.key_dim + c)]) *
+                                  phi(key[index((j * shape.kv_heads + kv) * shape.key_dim + c)]);
                     weight *= std::exp(since);
                     since += decay[index(j * shape.kv_heads + kv)];
                     mass += weight;
-                    for (int64 c = 0; c < shape.value_dim; ++c) sum[index(c)] += weight * value[index((j * shape.kv_heads + kv) * shape.value_dim + c)];
+                    for (int64 c = 0; c < shape.value_dim; ++c)
+                        sum[index(c)] += weight * value[index((j * shape.kv_heads + kv) * shape.value_dim + c)];
                 }
                 for (const double x : sum) out.push_back(normalised ? x / mass : x / std::sqrt(double(shape.key_dim)));
             }
@@ -67,8 +72,11 @@ floats fed_with_decay(Cache& cache, const gated_history& h, const positions& cut
     floats out(index(h.tokens * h.row_floats()), not_a_number);
     int64 first = 0;
     for (const int64 n : cut) {
-        sash::attend({.query = h.queries(first, n), .key = h.keys(first, n), .value = h.values(first, n), .decay = h.decays(first, n)}, cache,
-                     h.history::rows(out, first, n), {.run = run});
+        sash::attend({.query = h.queries(first, n),
+                      .key = h.keys(first, n),
+                      .value = h.values(first, n),
+                      .decay = h.decays(first, n)},
+                     cache, h.history::rows(out, first, n), {.run = run});
         first += n;
     }
     return out;
@@ -76,7 +84,7 @@ floats fed_with_decay(Cache& cache, const gated_history& h, const positions& cut
 
 }  // namespace
 
-// ---------------------------------------------------------------------------------------------------------------- R22
+// ----------------------------------------------------------------------------------------------------------------- R22
 
 TEMPLATE_TEST_CASE("R22: A10 every append goes on with the state", "", float, float16, bfloat16) {
     const history h = uniform(17);
@@ -92,7 +100,8 @@ TEMPLATE_TEST_CASE("R22: A10 every append goes on with the state", "", float, fl
     }
 }
 
-TEMPLATE_TEST_CASE("R22: in every form, cut and runner the rows are those of the sum over keys, and the state is one", "", float, bfloat16) {
+TEMPLATE_TEST_CASE("R22: in every form, cut and runner the rows are those of the sum over keys, and the state is one",
+                   "", float, bfloat16) {
     for (const int64 tokens : {40, 150}) {
         const history h = contents(tokens, some);
         const exact_rows expected = linear_rows(h);
@@ -118,11 +127,13 @@ TEST_CASE("R22: the token itself is in its row") {
     kv_cache cache(linear{}, some);
     floats out = fed(cache, h, {1}).out;
     for (int64 head = 0; head < 4; ++head)  // alone, it weighs one
-        CHECK(difference(floats(out.begin() + head * 19, out.begin() + (head + 1) * 19), floats(h.value.begin() + head / 2 * 19, h.value.begin() + (head / 2 + 1) * 19)) == "");
+        CHECK(difference(floats(out.begin() + head * 19, out.begin() + (head + 1) * 19),
+                         floats(h.value.begin() + head / 2 * 19, h.value.begin() + (head / 2 + 1) * 19)) == "");
     history with_zero(1, {.key_dim = 2, .value_dim = 3});
     with_zero.query = with_zero.key = {1, 2};
     with_zero.value = {3, 4, 5};
-    kv_cache products(linear<sash::identity, sash::no_decay, sash::additive, sash::no_normaliser>{}, with_zero.shape, {.scale = .5f});
+    kv_cache products(linear<sash::identity, sash::no_decay, sash::additive, sash::no_normaliser>{}, with_zero.shape,
+                      {.scale = .5f});
     CHECK(difference(fed(products, with_zero, {1}).out, floats{7.5f, 10, 12.5f}) == "");  // (1 + 4) / 2 · v
 }
 
@@ -149,11 +160,13 @@ TEST_CASE("R22: an append without rows, then one with, and reads in between, are
     sash::read(h.queries(32, 1), std::as_const(cache), h.rows(again.out, 32, 1));  // a read changes nothing
     CHECK(difference_in_bits(r, again) == "");
     sash::attend(h.queries(33, 27), h.keys(33, 27), h.values(33, 27), cache, h.rows(r.out, 33, 27));
-    CHECK(difference(floats(r.out.begin() + 32 * 76, r.out.end()), std::vector<double>(expected.out.begin() + 32 * 76, expected.out.end()), 3) == "");
-    CHECK_THROWS_AS(sash::read(h.queries(0, 1), std::as_const(cache), h.rows(r.out, 0, 1), {.first_query = 3}), sash::error);
+    CHECK(difference(floats(r.out.begin() + 32 * 76, r.out.end()),
+                     std::vector<double>(expected.out.begin() + 32 * 76, expected.out.end()), 3) == "");
+    CHECK_THROWS_AS(sash::read(h.queries(0, 1), std::as_const(cache), h.rows(r.out, 0, 1), {.first_query = 3}),
+                    sash::error);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R23
+// ----------------------------------------------------------------------------------------------------------------- R23
 
 TEST_CASE("R23: what follows changes no bit of what came before") {
     const history h = contents(200, some);
@@ -168,7 +181,8 @@ TEST_CASE("R23: what follows changes no bit of what came before") {
             kv_cache cache(linear{}, some);
             const rows r = fed(cache, other, {200});
             CAPTURE(tokens, behind);
-            CHECK(difference_in_bits(floats(r.out.begin(), r.out.begin() + tokens * 76), floats(all.out.begin(), all.out.begin() + tokens * 76)) == "");
+            CHECK(difference_in_bits(floats(r.out.begin(), r.out.begin() + tokens * 76),
+                                     floats(all.out.begin(), all.out.begin() + tokens * 76)) == "");
             kv_cache alone(linear{}, some);
             CHECK(difference_in_bits(fed(alone, h, {tokens, 200 - tokens}), all) == "");
         }
@@ -189,9 +203,11 @@ TEST_CASE("R23: the same of softmax policies: later tokens change no bit of earl
                 std::fill(other.value.begin() + tokens * 10, other.value.end(), behind);
                 std::fill(other.query.begin() + tokens * 20, other.query.end(), behind);
                 CAPTURE(tokens, behind, piece);
-                CHECK(difference_in_bits(first_rows(other, tokens, sash::full{}, piece), first_rows(h, tokens, sash::full{}, piece)) == "");
-                CHECK(difference_in_bits(first_rows(other, tokens, sash::sliding_window{.window = 70, .sinks = 2}, piece),
-                                         first_rows(h, tokens, sash::sliding_window{.window = 70, .sinks = 2}, piece)) == "");
+                CHECK(difference_in_bits(first_rows(other, tokens, sash::full{}, piece),
+                                         first_rows(h, tokens, sash::full{}, piece)) == "");
+                CHECK(difference_in_bits(
+                          first_rows(other, tokens, sash::sliding_window{.window = 70, .sinks = 2}, piece),
+                          first_rows(h, tokens, sash::sliding_window{.window = 70, .sinks = 2}, piece)) == "");
             }
 }
 
@@ -202,7 +218,8 @@ TEST_CASE("R23: no tokens add and decay nothing") {
     fed_with_decay(cache, h, {20});
     const auto before = cache.save();
     sash::append({.query = {}, .key = h.keys(0, 0), .value = h.values(0, 0), .decay = h.decays(0, 0)}, cache);
-    sash::attend({.query = h.queries(0, 0), .key = h.keys(0, 0), .value = h.values(0, 0), .decay = h.decays(0, 0)}, cache, {static_cast<float*>(nullptr), 0, 4, 19});
+    sash::attend({.query = h.queries(0, 0), .key = h.keys(0, 0), .value = h.values(0, 0), .decay = h.decays(0, 0)},
+                 cache, {static_cast<float*>(nullptr), 0, 4, 19});
     CHECK((cache.save() == before));
 }
 
@@ -223,7 +240,7 @@ TEST_CASE("R23: features and columns that only pad add nothing, whatever memory 
         }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R24
+// ----------------------------------------------------------------------------------------------------------------- R24
 
 TEMPLATE_TEST_CASE("R24: the state is fp32, whatever the element and the inputs are", "", float, float16, bfloat16) {
     const int64 tokens = 100'000;
@@ -283,12 +300,24 @@ TEST_CASE("R24: a factor above one, or NaN, is refused before anything is writte
             gated_history wrong = h;
             wrong.decay[index(at)] = bad;
             CHECK(refusal([&] {
-                      sash::attend({.query = wrong.queries(5, 5), .key = wrong.keys(5, 5), .value = wrong.values(5, 5), .decay = wrong.decays(5, 5)}, cache,
-                                   {out, 5, 4, 19});
+                      sash::attend({.query = wrong.queries(5, 5),
+                                    .key = wrong.keys(5, 5),
+                                    .value = wrong.values(5, 5),
+                                    .decay = wrong.decays(5, 5)},
+                                   cache, {out, 5, 4, 19});
                   }).find("decay") != std::string::npos);
-            CHECK_THROWS_AS(sash::append({.query = {}, .key = wrong.keys(5, 5), .value = wrong.values(5, 5), .decay = wrong.decays(5, 5)}, cache), sash::error);
-            CHECK_THROWS_AS(sash::attend(gated{}, {.query = wrong.queries(0, 10), .key = wrong.keys(0, 10), .value = wrong.values(0, 10), .decay = wrong.decays(0, 10)},
-                                         {out, 10, 4, 19}), sash::error);
+            CHECK_THROWS_AS(
+                sash::append(
+                    {.query = {}, .key = wrong.keys(5, 5), .value = wrong.values(5, 5), .decay = wrong.decays(5, 5)},
+                    cache),
+                sash::error);
+            CHECK_THROWS_AS(sash::attend(gated{},
+                                         {.query = wrong.queries(0, 10),
+                                          .key = wrong.keys(0, 10),
+                                          .value = wrong.values(0, 10),
+                                          .decay = wrong.decays(0, 10)},
+                                         {out, 10, 4, 19}),
+                            sash::error);
         }
     CHECK(out == floats(out.size(), 7.f));
     CHECK((cache.save() == before));
@@ -312,7 +341,7 @@ TEST_CASE("R24: a row whose features are all zero is 0, and its lse -inf") {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R25
+// ----------------------------------------------------------------------------------------------------------------- R25
 
 TEST_CASE("R25: a state is rolled back by replay, to the bit, as far as its slack; without slack not at all") {
     gated_history h(80, some);
@@ -325,7 +354,11 @@ TEST_CASE("R25: a state is rolled back by replay, to the bit, as far as its slac
                 for (int64 back = 1; back <= drafts; back += drafts > 5 ? 5 : 1) {
                     CAPTURE(slack, length, drafts, back);
                     kv_cache<gated> fork = cache;
-                    sash::append({.query = {}, .key = h.keys(50, drafts), .value = h.values(50, drafts), .decay = h.decays(50, drafts)}, fork);
+                    sash::append({.query = {},
+                                  .key = h.keys(50, drafts),
+                                  .value = h.values(50, drafts),
+                                  .decay = h.decays(50, drafts)},
+                                 fork);
                     const auto before = fork.save();
                     CHECK(fork.can_rollback(back) == (back <= slack));
                     if (back > slack) {
@@ -336,12 +369,17 @@ TEST_CASE("R25: a state is rolled back by replay, to the bit, as far as its slac
                     fork.rollback(back);
                     kv_cache<gated> never = cache;
                     const int64 stay = drafts - back;
-                    sash::append({.query = {}, .key = h.keys(50, stay), .value = h.values(50, stay), .decay = h.decays(50, stay)}, never);
+                    sash::append({.query = {},
+                                  .key = h.keys(50, stay),
+                                  .value = h.values(50, stay),
+                                  .decay = h.decays(50, stay)},
+                                 never);
                     floats a(index(80 * h.row_floats())), b = a;
                     sash::read(h.queries(0, 80), std::as_const(fork), h.history::rows(a, 0, 80));
                     sash::read(h.queries(0, 80), std::as_const(never), h.history::rows(b, 0, 80));
                     REQUIRE(difference_in_bits(a, b) == "");
-                    REQUIRE(difference_in_bits(fed_with_decay(fork, h, {3, 1}), fed_with_decay(never, h, {3, 1})) == "");
+                    REQUIRE(difference_in_bits(fed_with_decay(fork, h, {3, 1}), fed_with_decay(never, h, {3, 1})) ==
+                            "");
                 }
         }
 }
@@ -373,7 +411,10 @@ TEST_CASE("R25: states do not alias: a batch with one cache twice is refused, as
     using request = sash::request<kv_cache<linear<>>>;
     request requests[2];
     for (int n = 0; n < 2; ++n)
-        requests[n] = {.tokens = {.query = h.queries(5, 1), .key = h.keys(5, 1), .value = h.values(5, 1)}, .cache = &cache, .out = {out.data() + n * 76, 1, 4, 19}, .lse = {}};
+        requests[n] = {.tokens = {.query = h.queries(5, 1), .key = h.keys(5, 1), .value = h.values(5, 1)},
+                       .cache = &cache,
+                       .out = {out.data() + n * 76, 1, 4, 19},
+                       .lse = {}};
     CHECK_THROWS_AS(sash::attend(requests), sash::error);
     CHECK(out == floats(out.size(), 7.f));
     kv_cache<linear<>>& itself = cache;

@@ -7,8 +7,8 @@ using sash::bfloat16;
 using sash::float16;
 using sash::full;
 using sash::kv_cache;
-using sash::rotates;
 using sash::rotary_layout;
+using sash::rotates;
 using sash::sliding_window;
 
 namespace {
@@ -24,13 +24,15 @@ int64 standing(const sliding_window& p, int64 i, int64 j) {
 }
 
 // Row `from` of `dim` numbers, the first 2 n of them turned as pairs.
-std::vector<double> turned(const float* from, int64 dim, const std::vector<double>& frequencies, rotary_layout layout, int64 position) {
+std::vector<double> turned(const float* from, int64 dim, const std::vector<double>& frequencies, rotary_layout layout,
+                           int64 position) {
     std::vector<double> x(from, from + dim);
     const auto pairs = static_cast<int64>(frequencies.size());
     for (int64 p = 0; p < pairs; ++p) {
         double& a = x[index(layout == rotary_layout::half_split ? p : 2 * p)];
         double& b = x[index(layout == rotary_layout::half_split ? p + pairs : 2 * p + 1)];
-        const double angle = double(position) * frequencies[index(p)], c = std::cos(angle), s = std::sin(angle), was = a;
+        const double angle = double(position) * frequencies[index(p)], c = std::cos(angle), s = std::sin(angle),
+                     was = a;
         a = was * c - b * s;
         b = was * s + b * c;
     }
@@ -38,11 +40,13 @@ std::vector<double> turned(const float* from, int64 dim, const std::vector<doubl
 }
 
 // Attention over raw queries and keys that are turned where they stand.
-exact_rows rotary_rows(const history& h, const sliding_window& policy, const std::vector<double>& frequencies, rotary_layout layout, double scale) {
+exact_rows rotary_rows(const history& h, const sliding_window& policy, const std::vector<double>& frequencies,
+                       rotary_layout layout, double scale) {
     const sash::shape& s = h.shape;
     const auto score = [&](double, int64 head, int64 i, int64 j) {
         const int64 kv = head / (s.heads / s.kv_heads);
-        const auto q = turned(h.query.data() + (i * s.heads + head) * s.key_dim, s.key_dim, frequencies, layout, standing(policy, i, j));
+        const auto q = turned(h.query.data() + (i * s.heads + head) * s.key_dim, s.key_dim, frequencies, layout,
+                              standing(policy, i, j));
         const auto k = turned(h.key.data() + (j * s.kv_heads + kv) * s.key_dim, s.key_dim, frequencies, layout, j);
         double dot = 0;
         for (int64 c = 0; c < s.key_dim; ++c) dot += q[index(c)] * k[index(c)];
@@ -71,14 +75,15 @@ floats row(const rows& r, const history& h, int64 token) {
 
 }  // namespace
 
-// ---------------------------------------------------------------------------------------------------------------- R15
+// ----------------------------------------------------------------------------------------------------------------- R15
 
 TEST_CASE("R15: A07 the position goes on counting when tokens have left") {
     const history h = contents(13, {.head_dim = 2});
     for (const positions& cut : {positions{12}, positions(12, 1), positions{5, 7}})
         for (const sash::frame frame : {sash::frame::original, sash::frame::compact}) {
             const double frequencies[] = {.5};
-            kv_cache cache(sliding_window{.window = 4, .sinks = 2, .frame = frame}, h.shape, {.rotary = {.frequencies = frequencies}});
+            kv_cache cache(sliding_window{.window = 4, .sinks = 2, .frame = frame}, h.shape,
+                           {.rotary = {.frequencies = frequencies}});
             fed(cache, h, cut);
             CHECK(held(cache) == positions{0, 1, 8, 9, 10, 11});
             CHECK(cache.stored() == 6);
@@ -91,7 +96,8 @@ TEST_CASE("R15: A07 query and keys stand in one declared frame") {
     history h(1012, {.key_dim = 2, .value_dim = 6});
     for (int64 j = 0; j < h.tokens; ++j) {
         h.query[index(2 * j)] = h.key[index(2 * j)] = 1;
-        h.value_row(j)[j < 2 ? j : 2 + j % 4] = 1;  // columns: the two sinks, then the window in its order (of rows 11, 1011)
+        h.value_row(j)[j < 2 ? j : 2 + j % 4] =
+            1;  // columns: the two sinks, then the window in its order (of rows 11, 1011)
     }
     const floats original{.180199f, .117808f, .095214f, .152276f, .213359f, .241144f};
     const floats compact{.049749f, .073112f, .118970f, .190269f, .266592f, .301309f};
@@ -113,20 +119,26 @@ TEST_CASE("R15: A07 query and keys stand in one declared frame") {
 
 TEST_CASE("R15: both frames, both layouts, whole and partial turns, by library and caller, against the formula") {
     const history h = contents(100, {.heads = 4, .kv_heads = 2, .key_dim = 10, .value_dim = 3});
-    for (const std::vector<double>& frequencies : {std::vector<double>{1, .4, .1, .02, .003}, std::vector<double>{.7, .05}})
+    for (const std::vector<double>& frequencies :
+         {std::vector<double>{1, .4, .1, .02, .003}, std::vector<double>{.7, .05}})
         for (const rotary_layout layout : {rotary_layout::half_split, rotary_layout::interleaved})
-            for (const sliding_window& policy : {sliding_window{.window = 7, .sinks = 3}, sliding_window{.window = 7, .sinks = 3, .frame = sash::frame::compact},
-                                                 sliding_window{.window = 1, .sinks = 70, .frame = sash::frame::compact},
-                                                 sliding_window{.window = 64, .sinks = 1, .frame = sash::frame::compact},
-                                                 sliding_window{.window = 30, .frame = sash::frame::compact}}) {
+            for (const sliding_window& policy :
+                 {sliding_window{.window = 7, .sinks = 3},
+                  sliding_window{.window = 7, .sinks = 3, .frame = sash::frame::compact},
+                  sliding_window{.window = 1, .sinks = 70, .frame = sash::frame::compact},
+                  sliding_window{.window = 64, .sinks = 1, .frame = sash::frame::compact},
+                  sliding_window{.window = 30, .frame = sash::frame::compact}}) {
                 const exact_rows expected = rotary_rows(h, policy, frequencies, layout, 1 / std::sqrt(10.0));
                 const history by_caller = turned_by_caller(h, frequencies, layout);
                 for (const positions& cut : cuts_of(100))
                     for (const form f : {form::attend, form::without_cache})
                         for (const rotates by : {rotates::library, rotates::caller}) {
-                            CAPTURE(frequencies.size(), static_cast<int>(layout), policy.window, policy.sinks, cut.size(), static_cast<int>(f), static_cast<int>(by));
+                            CAPTURE(frequencies.size(), static_cast<int>(layout), policy.window, policy.sinks,
+                                    cut.size(), static_cast<int>(f), static_cast<int>(by));
                             const sash::score score{.rotary = {.frequencies = frequencies, .layout = layout, .by = by}};
-                            CHECK(difference(rows_by<float>({"", f, cut, sash::serial{}}, policy, by == rotates::library ? h : by_caller, score), expected, 3) == "");
+                            CHECK(difference(rows_by<float>({"", f, cut, sash::serial{}}, policy,
+                                                            by == rotates::library ? h : by_caller, score),
+                                             expected, 3) == "");
                         }
             }
 }
@@ -136,7 +148,9 @@ TEST_CASE("R15: slopes count distance in the same frame") {
     const float slopes[] = {.3f, .05f};
     for (const sash::frame frame : {sash::frame::original, sash::frame::compact}) {
         const sliding_window policy{.window = 6, .sinks = 3, .frame = frame};
-        const auto stage = [&](double s, int64 head, int64 i, int64 j) { return s - double{slopes[head]} * double(standing(policy, i, j) - j); };
+        const auto stage = [&](double s, int64 head, int64 i, int64 j) {
+            return s - double{slopes[head]} * double(standing(policy, i, j) - j);
+        };
         const exact_rows expected = softmax_rows<float>(h, window_rule{6, 3}, stage, no_sink, 1 / std::sqrt(3.0));
         for (const way& w : every_way(90)) {
             CAPTURE(static_cast<int>(frame), w.name);
@@ -145,7 +159,7 @@ TEST_CASE("R15: slopes count distance in the same frame") {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R16
+// ----------------------------------------------------------------------------------------------------------------- R16
 
 TEST_CASE("R16: angles are right after a million tokens") {
     const int64 million = 1'000'003;
@@ -155,8 +169,10 @@ TEST_CASE("R16: angles are right after a million tokens") {
     for (int64 j = 0; j < 4; ++j) one_hot[index(j * 5 + 1 + j)] = 1;
     for (const sash::frame frame : {sash::frame::original, sash::frame::compact}) {
         const sliding_window policy{.window = 4, .sinks = 1, .frame = frame};
-        kv_cache cache(policy, {.key_dim = 2, .value_dim = 5}, {.scale = 3, .rotary = {.frequencies = frequencies, .by = rotates::library}});
-        sash::append({x.data(), million - 3, 1, 2, 0, 0}, {value.data(), million - 3, 1, 5, 0, 0}, cache, {.run = sash::serial{}});  // one token, again and again
+        kv_cache cache(policy, {.key_dim = 2, .value_dim = 5},
+                       {.scale = 3, .rotary = {.frequencies = frequencies, .by = rotates::library}});
+        sash::append({x.data(), million - 3, 1, 2, 0, 0}, {value.data(), million - 3, 1, 5, 0, 0}, cache,
+                     {.run = sash::serial{}});  // one token, again and again
         floats out(4 * 5, not_a_number);
         sash::attend({x.data(), 4, 1, 2, 0, 0}, {x.data(), 4, 1, 2, 0, 0}, {one_hot, 4, 1, 5}, cache, {out, 4, 1, 5});
         std::vector<double> expected;
@@ -173,16 +189,19 @@ TEST_CASE("R16: a query a thousand million tokens from its key turns right") {
     const std::vector<double> frequencies{1};
     const floats x{1, 0};
     for (const rotates by : {rotates::library, rotates::caller}) {
-        const sliding_window policy{.window = 1, .sinks = 2, .frame = by == rotates::caller ? sash::frame::compact : sash::frame::original};
+        const sliding_window policy{
+            .window = 1, .sinks = 2, .frame = by == rotates::caller ? sash::frame::compact : sash::frame::original};
         kv_cache cache(policy, {.head_dim = 2}, {.scale = 1, .rotary = {.frequencies = frequencies, .by = by}});
         const floats keys{1, 0, 0, 1}, values{1, 0, 0, 1};
         sash::append({keys, 2, 1, 2}, {values, 2, 1, 2}, cache);
         const int64 far = 1'000'000'007;
         floats out(2, not_a_number);
         sash::read({x, 1, 1, 2}, cache, {out, 1, 1, 2}, {.first_query = far});
-        // by the library: q turned by `far`, key 1 by 1. By the caller: q turned back from `far` to 2, keys as they are.
+        // By the library: q turned by `far`, key 1 by 1. By the caller: q turned back from `far` to 2, keys as they
+        // are.
         const double angle = by == rotates::library ? double(far) : double(2 - far);
-        const double first = std::exp(std::cos(angle)), second = std::exp(by == rotates::library ? std::sin(angle - 1) : std::sin(angle));
+        const double first = std::exp(std::cos(angle)),
+                     second = std::exp(by == rotates::library ? std::sin(angle - 1) : std::sin(angle));
         CHECK(difference(out, std::vector<double>{first / (first + second), second / (first + second)}, 2) == "");
     }
 }
@@ -190,11 +209,13 @@ TEST_CASE("R16: a query a thousand million tokens from its key turns right") {
 TEST_CASE("R16: keys in narrow storage are rounded once, not at every step") {
     const std::vector<double> frequencies{1, .21};
     const sliding_window policy{.window = 5, .sinks = 3, .frame = sash::frame::compact};
-    const history h = turned_by_caller(contents(4000, {.key_dim = 4, .value_dim = 2}), frequencies, rotary_layout::half_split);
+    const history h =
+        turned_by_caller(contents(4000, {.key_dim = 4, .value_dim = 2}), frequencies, rotary_layout::half_split);
     kv_cache<sliding_window, bfloat16> cache(policy, h.shape, {.rotary = {.frequencies = frequencies}});
     const rows got = fed(cache, h, positions(4000, 1));
     const auto stage = [&](double, int64, int64 i, int64 j) {
-        const auto q = turned(h.query.data() + i * 4, 4, frequencies, rotary_layout::half_split, standing(policy, i, j) - i);
+        const auto q =
+            turned(h.query.data() + i * 4, 4, frequencies, rotary_layout::half_split, standing(policy, i, j) - i);
         double dot = 0;
         for (int64 c = 0; c < 4; ++c) dot += q[index(c)] * stored<bfloat16>(h.key[index(j * 4 + c)]);
         return dot / 2;
@@ -215,7 +236,7 @@ TEST_CASE("R16: one routine turns, whatever the cut: the stored keys are the sam
         for (const named_runner& by : runners()) CHECK((stored_by(cut, by.run) == once));
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R17
+// ----------------------------------------------------------------------------------------------------------------- R17
 
 TEST_CASE("R17: A08 no stored key, and one token in many splits") {
     const floats q(3, 1.f);
@@ -266,25 +287,29 @@ TEST_CASE("R17: A08 the empty partial is the neutral element of merge, to the bi
     CHECK((zero == floats(3, 0.f) && lse == -endless));
     sash::merge_finished(zero, lse, y, 1.5f);
     CHECK((difference_in_bits(zero, y) == "" && lse == 1.5f));
-    sash::merge_finished(zero, lse, floats(3, not_a_number), -endless);  // what is beside an lse of -inf is not looked at
+    sash::merge_finished(zero, lse, floats(3, not_a_number),
+                         -endless);  // what is beside an lse of -inf is not looked at
     CHECK((difference_in_bits(zero, y) == "" && lse == 1.5f));
 }
 
 TEST_CASE("R17: attention split anywhere, empty parts included, merges to attention over all keys") {
     const history h = contents(20, {.heads = 2, .kv_heads = 1, .head_dim = 4});
     const exact_rows expected = softmax_rows(h, window_rule{});
-    for (const positions& ends : {positions{0, 20}, positions{5, 5, 20}, positions{1, 2, 19, 20}, positions{20, 20, 20}}) {
+    for (const positions& ends :
+         {positions{0, 20}, positions{5, 5, 20}, positions{1, 2, 19, 20}, positions{20, 20, 20}}) {
         floats out(8, 0.f), lse(2, -endless);
         int64 first = 0;
         for (const int64 last : ends) {
             rows r{floats(8, not_a_number), floats(2, not_a_number)};
-            sash::attend(full{}, h.queries(19, 1), h.keys(first, last - first), h.values(first, last - first), {r.out, 1, 2, 4},
-                         {.lse = r.lse, .first_query = std::max<int64>(0, 19 - first)});
+            sash::attend(full{}, h.queries(19, 1), h.keys(first, last - first), h.values(first, last - first),
+                         {r.out, 1, 2, 4}, {.lse = r.lse, .first_query = std::max<int64>(0, 19 - first)});
             for (std::size_t head = 0; head < 2; ++head)
-                sash::merge_finished(std::span(out).subspan(4 * head, 4), lse[head], std::span(r.out).subspan(4 * head, 4), r.lse[head]);
+                sash::merge_finished(std::span(out).subspan(4 * head, 4), lse[head],
+                                     std::span(r.out).subspan(4 * head, 4), r.lse[head]);
             first = last;
         }
-        CHECK(difference(rows{out, lse}, exact_rows{{expected.out.end() - 8, expected.out.end()}, {expected.lse.end() - 2, expected.lse.end()}}) == "");
+        CHECK(difference(rows{out, lse}, exact_rows{{expected.out.end() - 8, expected.out.end()},
+                                                    {expected.lse.end() - 2, expected.lse.end()}}) == "");
     }
 }
 
@@ -319,7 +344,7 @@ TEST_CASE("R17: A08 an empty row beside full ones changes no bit of them") {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R18
+// ----------------------------------------------------------------------------------------------------------------- R18
 
 TEST_CASE("R18: there is no number that means minus infinity") {
     for (const float low : {-1e4f, -65504.f, -1e9f, -1e30f, -1e37f, -2e38f}) {
@@ -355,7 +380,8 @@ TEST_CASE("R18: scores of minus infinity weigh nothing, and never meet each othe
         const exact_rows expected = softmax_rows(h, window_rule{reach + 1, 0});
         for (const way& w : every_way(150, {0, 10})) {
             CAPTURE(reach, w.name);
-            CHECK(difference(rows_by<float>(w, full{}, h, {.custom = no_further_than{static_cast<float>(reach)}}), expected) == "");
+            CHECK(difference(rows_by<float>(w, full{}, h, {.custom = no_further_than{static_cast<float>(reach)}}),
+                             expected) == "");
         }
     }
     for (const way& w : every_way(150, {0, 10})) {  // nothing else at all: an empty row
@@ -369,17 +395,20 @@ TEST_CASE("R18: extreme sink logits") {
     const history h = contents(40, {.head_dim = 3});
     for (const float logit : {-endless, -3e38f, -1e5f, 1e5f, 3e38f}) {
         const float logits[] = {logit};
-        const exact_rows expected = softmax_rows<float>(h, window_rule{9, 1}, as_it_is, [&](int64) { return double{logit}; }, 1 / std::sqrt(3.0));
+        const exact_rows expected = softmax_rows<float>(
+            h, window_rule{9, 1}, as_it_is, [&](int64) { return double{logit}; }, 1 / std::sqrt(3.0));
         for (const way& w : every_way(40, {0, 3})) {
             CAPTURE(logit, w.name);
-            CHECK(difference(rows_by<float>(w, sliding_window{.window = 9, .sinks = 1}, h, {.sink_logits = logits}), expected) == "");
+            CHECK(difference(rows_by<float>(w, sliding_window{.window = 9, .sinks = 1}, h, {.sink_logits = logits}),
+                             expected) == "");
         }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R19
+// ----------------------------------------------------------------------------------------------------------------- R19
 
-TEMPLATE_TEST_CASE("R19: A09 what memory held before has no influence, whatever its bits", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R19: A09 what memory held before has no influence, whatever its bits", "", float, float16,
+                   bfloat16) {
     struct wave {
         int64 tokens, window, sinks, capacity;
     };
@@ -388,17 +417,18 @@ TEMPLATE_TEST_CASE("R19: A09 what memory held before has no influence, whatever 
             const history h = contents(n.tokens, {.heads = 2, .kv_heads = 1, .key_dim = 3, .value_dim = 5});
             const auto over = [&](auto pattern) {
                 poisoned_memory memory(pattern);
-                kv_cache<sliding_window, TestType> cache({.window = n.window, .sinks = n.sinks}, h.shape, {}, {.capacity = n.capacity, .memory = memory.source()});
+                kv_cache<sliding_window, TestType> cache({.window = n.window, .sinks = n.sinks}, h.shape, {},
+                                                         {.capacity = n.capacity, .memory = memory.source()});
                 return fed(cache, h, cut);
             };
             CAPTURE(n.tokens, cut.size());
             const rows zero = over(0);
             CHECK(difference(zero, softmax_rows<TestType>(h, window_rule{n.window, n.sinks})) == "");
-            CHECK(difference_in_bits(over(0xff), zero) == "");                                  // NaN, everywhere
+            CHECK(difference_in_bits(over(0xff), zero) == "");  // NaN, everywhere
             CHECK(difference_in_bits(over(endless), zero) == "");
             CHECK(difference_in_bits(over(-endless), zero) == "");
-            CHECK(difference_in_bits(over(std::bit_cast<float>(0x7c007c00u)), zero) == "");     // infinity of float16
-            CHECK(difference_in_bits(over(0x7f), zero) == "");                                  // huge
+            CHECK(difference_in_bits(over(std::bit_cast<float>(0x7c007c00u)), zero) == "");  // infinity of float16
+            CHECK(difference_in_bits(over(0x7f), zero) == "");                               // huge
         }
 }
 
@@ -406,7 +436,8 @@ TEMPLATE_TEST_CASE("R19: A09 a token of NaN reaches the rows that see it, and no
     struct wave {
         int64 tokens, window, sinks, bad;
     };
-    for (const wave& n : {wave{10, 3, 0, 2}, wave{10, 3, 1, 0}, wave{10, 3, 4, 2}, wave{300, 70, 0, 100}, wave{300, 64, 2, 128}, wave{200, 200, 0, 199}})
+    for (const wave& n : {wave{10, 3, 0, 2}, wave{10, 3, 1, 0}, wave{10, 3, 4, 2}, wave{300, 70, 0, 100},
+                          wave{300, 64, 2, 128}, wave{200, 200, 0, 199}})
         for (const float bad : {not_a_number, endless, -endless})
             for (const bool in_key : {false, true})
                 for (const bool in_value : {false, true}) {
@@ -417,14 +448,20 @@ TEMPLATE_TEST_CASE("R19: A09 a token of NaN reaches the rows that see it, and no
                     if (in_value) spoilt.value_row(n.bad, 1)[2] = bad;
                     const exact_rows expected = softmax_rows<TestType>(h, window_rule{n.window, n.sinks});
                     std::vector<way> ways = every_way<TestType>(n.tokens, {0, 9});
-                    if (n.tokens > 10) ways.erase(std::remove_if(ways.begin(), ways.end(), [](const way& w) { return w.name.find("serial") == std::string::npos; }), ways.end());
+                    if (n.tokens > 10)
+                        ways.erase(
+                            std::remove_if(ways.begin(), ways.end(),
+                                           [](const way& w) { return w.name.find("serial") == std::string::npos; }),
+                            ways.end());
                     for (const way& w : ways) {
                         CAPTURE(n.tokens, n.window, n.sinks, n.bad, bad, in_key, in_value, w.name);
-                        const rows got = rows_by<TestType>(w, sliding_window{.window = n.window, .sinks = n.sinks}, spoilt);
+                        const rows got =
+                            rows_by<TestType>(w, sliding_window{.window = n.window, .sinks = n.sinks}, spoilt);
                         int64 wrong = 0;
                         for (int64 i = 0; i < n.tokens; ++i)
                             for (int64 c = 0; c < 10; ++c) {
-                                const bool reached = c >= 5 && window_rule{n.window, n.sinks}(i, n.bad) && (in_key || c == 7);
+                                const bool reached =
+                                    c >= 5 && window_rule{n.window, n.sinks}(i, n.bad) && (in_key || c == 7);
                                 const double a = got.out[index(i * 10 + c)], b = expected.out[index(i * 10 + c)];
                                 if (!reached && !(std::abs(a - b) <= 1e-6 + 1e-5 * std::abs(b))) ++wrong;
                                 // An infinite key may make a score of minus infinity, which weighs nothing.
@@ -464,14 +501,17 @@ TEST_CASE("R19: without a cache, memory around what is seen may hold anything") 
                 std::fill_n(h.value_row(j), 3, not_a_number);
             }
         floats out(3, not_a_number);
-        sash::attend(sliding_window{.window = 20, .sinks = 2}, h.queries(first, 1), h.keys(0, keys), h.values(0, keys), {out, 1, 1, 3}, {.first_query = first});
-        CHECK(difference(out, std::vector<double>(expected.out.begin() + first * 3, expected.out.begin() + first * 3 + 3)) == "");
+        sash::attend(sliding_window{.window = 20, .sinks = 2}, h.queries(first, 1), h.keys(0, keys), h.values(0, keys),
+                     {out, 1, 1, 3}, {.first_query = first});
+        CHECK(difference(out, std::vector<double>(expected.out.begin() + first * 3,
+                                                  expected.out.begin() + first * 3 + 3)) == "");
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R20
+// ----------------------------------------------------------------------------------------------------------------- R20
 
-TEMPLATE_TEST_CASE("R20: sums are fp32, whatever is stored: means over a hundred thousand keys", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R20: sums are fp32, whatever is stored: means over a hundred thousand keys", "", float, float16,
+                   bfloat16) {
     const int64 tokens = 100'000;
     const floats zero{0}, one{1}, alternating{0, 1}, large{60000};
     kv_cache<full, TestType> cache({}, {.key_dim = 1, .value_dim = 3}, {}, {});
@@ -485,7 +525,8 @@ TEMPLATE_TEST_CASE("R20: sums are fp32, whatever is stored: means over a hundred
     for (const int64 queries : {1, 30}) {  // decode and prefill
         floats out(index(queries * 3), not_a_number);
         sash::read({zero.data(), queries, 1, 1, 0, 0}, cache, {out, queries, 1, 3});
-        for (int64 t = 0; t < queries; ++t) CHECK(difference(floats(out.begin() + 3 * t, out.begin() + 3 * t + 3), floats{1, .5f, 59904}) == "");
+        for (int64 t = 0; t < queries; ++t)
+            CHECK(difference(floats(out.begin() + 3 * t, out.begin() + 3 * t + 3), floats{1, .5f, 59904}) == "");
     }
 }
 
@@ -495,7 +536,9 @@ TEMPLATE_TEST_CASE("R20: dot products are fp32, whatever is stored", "", float, 
     for (float& x : h.key) x *= 100;  // dots of up to 640,000: past float16
     const exact_rows expected = softmax_rows<TestType>(h, window_rule{20, 2}, as_it_is, no_sink, double{1e-4f});
     for (const positions& cut : cuts_of(70))
-        CHECK(difference(rows_by<TestType>({"", form::attend, cut, sash::serial{}}, sliding_window{.window = 20, .sinks = 2}, h, {.scale = 1e-4f}), expected, 3) == "");
+        CHECK(difference(rows_by<TestType>({"", form::attend, cut, sash::serial{}},
+                                           sliding_window{.window = 20, .sinks = 2}, h, {.scale = 1e-4f}),
+                         expected, 3) == "");
 }
 
 TEST_CASE("R20: the scale comes from the true dim, not from a padded one") {
@@ -505,8 +548,12 @@ TEST_CASE("R20: the scale comes from the true dim, not from a padded one") {
             const history h = contents(40, {.heads = 2, .kv_heads = 1, .key_dim = dim, .value_dim = value_dim});
             const exact_rows expected = softmax_rows(h, window_rule{15, 1});
             for (const positions& cut : cuts_of(40))
-                CHECK(difference(rows_by<float>({"", form::attend, cut, sash::serial{}}, sliding_window{.window = 15, .sinks = 1}, h), expected, 2) == "");
-            CHECK(difference(rows_by<float>({"", form::without_cache, {}, sash::serial{}}, sliding_window{.window = 15, .sinks = 1}, h), expected, 2) == "");
+                CHECK(difference(rows_by<float>({"", form::attend, cut, sash::serial{}},
+                                                sliding_window{.window = 15, .sinks = 1}, h),
+                                 expected, 2) == "");
+            CHECK(difference(rows_by<float>({"", form::without_cache, {}, sash::serial{}},
+                                            sliding_window{.window = 15, .sinks = 1}, h),
+                             expected, 2) == "");
         }
 }
 
@@ -559,18 +606,22 @@ TEST_CASE("R20: scale, then cap, then slopes, then the user's function, each alo
             return s;
         };
         const auto sink = [&](int64 head) { return which & 16 ? double{logits[head]} : -infinity; };
-        const exact_rows expected = softmax_rows<float>(h, window_rule{40, 3}, stage, sink, which & 1 ? double{.6f} : 1 / std::sqrt(6.0));
+        const exact_rows expected =
+            softmax_rows<float>(h, window_rule{40, 3}, stage, sink, which & 1 ? double{.6f} : 1 / std::sqrt(6.0));
         for (const positions& cut : cuts_of(120))
             for (const form f : {form::attend, form::without_cache}) {
                 CAPTURE(which, cut.size(), static_cast<int>(f));
-                CHECK(difference(rows_by<float>({"", f, cut, sash::serial{}}, sliding_window{.window = 40, .sinks = 3}, h, score), expected, 3) == "");
+                CHECK(difference(rows_by<float>({"", f, cut, sash::serial{}}, sliding_window{.window = 40, .sinks = 3},
+                                                h, score),
+                                 expected, 3) == "");
             }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R21
+// ----------------------------------------------------------------------------------------------------------------- R21
 
-TEMPLATE_TEST_CASE("R21: a key far below weighs exactly nothing, a key alone exactly one", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R21: a key far below weighs exactly nothing, a key alone exactly one", "", float, float16,
+                   bfloat16) {
     const float huge = std::is_same_v<TestType, float16> ? 60000.f : 3e38f;
     for (const float below : {-110.f, -200.f, -1000.f, -1e6f, -1e30f})
         for (const int64 queries : {1, 2, 20}) {
@@ -613,7 +664,7 @@ TEST_CASE("R21: weights are right from one to the smallest, relatively") {
 
 TEST_CASE("R21: a visible score of NaN is kept, wherever the maximum is") {
     for (const int64 tokens : {2, 5, 70, 130})
-        for (int64 bad = 0; bad < tokens; bad += tokens > 10 ? 13 : 1)
+        for (int64 bad = 0; bad<tokens; bad += tokens> 10 ? 13 : 1)
             for (const float others : {-50.f, 0.f, 50.f}) {
                 history h = contents(tokens, {.head_dim = 2});
                 std::fill(h.query.begin(), h.query.end(), 1.f);
@@ -622,16 +673,19 @@ TEST_CASE("R21: a visible score of NaN is kept, wherever the maximum is") {
                 for (const positions& cut : cuts_of(tokens)) {
                     const rows r = rows_by<float>({"", form::attend, cut, sash::serial{}}, full{}, h);
                     int64 wrong = 0;
-                    for (int64 i = 0; i < tokens; ++i) wrong += std::isnan(r.out[index(2 * i)]) != (i >= bad) || std::isnan(r.lse[index(i)]) != (i >= bad);
+                    for (int64 i = 0; i < tokens; ++i)
+                        wrong +=
+                            std::isnan(r.out[index(2 * i)]) != (i >= bad) || std::isnan(r.lse[index(i)]) != (i >= bad);
                     CAPTURE(tokens, bad, others, cut.size());
                     CHECK(wrong == 0);
                 }
             }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R29
+// ----------------------------------------------------------------------------------------------------------------- R29
 
-TEMPLATE_TEST_CASE("R29: A12 zero, constant, tiny and mixed rows are stored exactly as the type can", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R29: A12 zero, constant, tiny and mixed rows are stored exactly as the type can", "", float,
+                   float16, bfloat16) {
     const int64 dim = 37;
     const auto stored_as = [&](const floats& value) {
         const floats zero(index(dim), 0.f);
@@ -651,21 +705,26 @@ TEMPLATE_TEST_CASE("R29: A12 zero, constant, tiny and mixed rows are stored exac
     expected[0] = static_cast<float>(stored<TestType>(1e4f));  // and its neighbours are still exactly 1
     CHECK(stored_as(mixed) == expected);
     CHECK(stored_as(constant(65504)) == constant(static_cast<float>(stored<TestType>(65504))));
-    CHECK(stored_as(constant(1e5f)) == constant(static_cast<float>(stored<TestType>(1e5f))));  // float16: infinity, never a wrapped number
+    CHECK(stored_as(constant(1e5f)) ==
+          constant(static_cast<float>(stored<TestType>(1e5f))));  // float16: infinity, never a wrapped number
     floats bad = constant(2);
     bad[5] = endless;
     CHECK(stored_as(bad) == bad);
 }
 
-TEMPLATE_TEST_CASE("R29: A12 over keys of zeros the row is the mean, and a bad row touches no other", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R29: A12 over keys of zeros the row is the mean, and a bad row touches no other", "", float,
+                   float16, bfloat16) {
     history h = contents(40, {.heads = 2, .kv_heads = 2, .head_dim = 4});
     std::fill(h.key.begin(), h.key.end(), 0.f);
-    CHECK(difference(rows_by<TestType>(every_way<TestType>(40)[0], full{}, h), softmax_rows<TestType>(h, window_rule{})) == "");
+    CHECK(difference(rows_by<TestType>(every_way<TestType>(40)[0], full{}, h),
+                     softmax_rows<TestType>(h, window_rule{})) == "");
     history spoilt = h;
-    for (int64 c = 0; c < 4; ++c) spoilt.value_row(20, 0)[c] = spoilt.key_row(20, 0)[c] = c % 2 ? not_a_number : endless;
+    for (int64 c = 0; c < 4; ++c)
+        spoilt.value_row(20, 0)[c] = spoilt.key_row(20, 0)[c] = c % 2 ? not_a_number : endless;
     for (const way& w : every_way<TestType>(40)) {
         CAPTURE(w.name);
-        rows clean = rows_by<TestType>(w, sliding_window{.window = 5}, h), got = rows_by<TestType>(w, sliding_window{.window = 5}, spoilt);
+        rows clean = rows_by<TestType>(w, sliding_window{.window = 5}, h),
+             got = rows_by<TestType>(w, sliding_window{.window = 5}, spoilt);
         for (int64 i = 20; i < 25; ++i) {  // head 0 of the rows that see it
             std::fill_n(clean.out.begin() + i * 8, 4, 0.f);
             std::fill_n(got.out.begin() + i * 8, 4, 0.f);
@@ -675,9 +734,10 @@ TEMPLATE_TEST_CASE("R29: A12 over keys of zeros the row is the mean, and a bad r
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R30
+// ----------------------------------------------------------------------------------------------------------------- R30
 
-TEMPLATE_TEST_CASE("R30: what is stored depends on the token alone, not on the cut, the runner or the neighbours", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R30: what is stored depends on the token alone, not on the cut, the runner or the neighbours", "",
+                   float, float16, bfloat16) {
     const history h = contents(200, {.heads = 2, .kv_heads = 2, .key_dim = 5, .value_dim = 9});
     using cache_type = kv_cache<sliding_window, TestType>;
     cache_type once({.window = 90, .sinks = 3}, h.shape);
@@ -699,7 +759,8 @@ TEMPLATE_TEST_CASE("R30: what is stored depends on the token alone, not on the c
             std::fill_n(other.value_row(j, 0), 9, not_a_number);
         }
         const way w{"", form::attend, {200}, sash::serial{}};
-        const rows a = rows_by<TestType>(w, sliding_window{.window = 90, .sinks = 3}, h), b = rows_by<TestType>(w, sliding_window{.window = 90, .sinks = 3}, other);
+        const rows a = rows_by<TestType>(w, sliding_window{.window = 90, .sinks = 3}, h),
+                   b = rows_by<TestType>(w, sliding_window{.window = 90, .sinks = 3}, other);
         floats first, second;
         for (int64 i = 0; i < 200; ++i) {
             first.insert(first.end(), a.out.begin() + i * 18 + 9, a.out.begin() + i * 18 + 18);

@@ -17,19 +17,23 @@ using sash::full;
 using sash::kv_cache;
 using sash::sliding_window;
 
-// ---------------------------------------------------------------------------------------------------------------- R26
+// ----------------------------------------------------------------------------------------------------------------- R26
 
-TEMPLATE_TEST_CASE("R26: A11 query head h reads KV head h / (heads / kv_heads)", "", full, sliding_window, sash::linear<>) {
+TEMPLATE_TEST_CASE("R26: A11 query head h reads KV head h / (heads / kv_heads)", "", full, sliding_window,
+                   sash::linear<>) {
     struct grouping {
         int64 heads, kv_heads;
     };
-    for (const grouping g : {grouping{6, 2}, grouping{6, 1}, grouping{6, 6}, grouping{8, 4}, grouping{28, 4}, grouping{71, 1}, grouping{1, 1}})
+    for (const grouping g : {grouping{6, 2}, grouping{6, 1}, grouping{6, 6}, grouping{8, 4}, grouping{28, 4},
+                             grouping{71, 1}, grouping{1, 1}})
         for (const int64 tokens : {1, 3, 70}) {
             history h(tokens, {.heads = g.heads, .kv_heads = g.kv_heads, .head_dim = 3});
             floats expected;
             for (int64 j = 0; j < tokens; ++j) {
-                for (int64 kv = 0; kv < g.kv_heads; ++kv) std::fill_n(h.value_row(j, kv), 3, static_cast<float>(10 * kv + 1));
-                for (int64 head = 0; head < g.heads; ++head) expected.insert(expected.end(), 3, static_cast<float>(10 * (head * g.kv_heads / g.heads) + 1));
+                for (int64 kv = 0; kv < g.kv_heads; ++kv)
+                    std::fill_n(h.value_row(j, kv), 3, static_cast<float>(10 * kv + 1));
+                for (int64 head = 0; head < g.heads; ++head)
+                    expected.insert(expected.end(), 3, static_cast<float>(10 * (head * g.kv_heads / g.heads) + 1));
             }
             for (const way& w : every_way(tokens)) {
                 CAPTURE(g.heads, g.kv_heads, tokens, w.name);
@@ -49,15 +53,19 @@ TEST_CASE("R26: query, key and value heads may each be grouped in their own way"
     struct grouping {
         int64 heads, query, key, value;
     };
-    for (const grouping g : {grouping{8, 8, 2, 4}, grouping{8, 4, 4, 8}, grouping{8, 8, 8, 2}, grouping{12, 6, 3, 12}, grouping{4, 1, 1, 4}, grouping{4, 2, 4, 1}}) {
+    for (const grouping g : {grouping{8, 8, 2, 4}, grouping{8, 4, 4, 8}, grouping{8, 8, 8, 2}, grouping{12, 6, 3, 12},
+                             grouping{4, 1, 1, 4}, grouping{4, 2, 4, 1}}) {
         const int64 tokens = 50;
-        const history q = contents(tokens, {.heads = g.query, .head_dim = 3}), k = contents(tokens, {.heads = g.key, .head_dim = 3}, 5),
+        const history q = contents(tokens, {.heads = g.query, .head_dim = 3}),
+                      k = contents(tokens, {.heads = g.key, .head_dim = 3}, 5),
                       v = contents(tokens, {.heads = g.value, .head_dim = 3}, 11);
-        history alike(tokens, {.heads = g.heads, .kv_heads = g.heads, .head_dim = 3});  // every head with operands of its own
+        history alike(tokens,
+                      {.heads = g.heads, .kv_heads = g.heads, .head_dim = 3});  // every head with operands of its own
         for (int64 t = 0; t < tokens; ++t)
             for (int64 head = 0; head < g.heads; ++head) {
                 const auto copy = [&](const floats& from, int64 count, floats& to) {
-                    std::copy_n(from.begin() + (t * count + head / (g.heads / count)) * 3, 3, to.begin() + (t * g.heads + head) * 3);
+                    std::copy_n(from.begin() + (t * count + head / (g.heads / count)) * 3, 3,
+                                to.begin() + (t * g.heads + head) * 3);
                 };
                 copy(q.query, g.query, alike.query);
                 copy(k.key, g.key, alike.key);
@@ -65,22 +73,29 @@ TEST_CASE("R26: query, key and value heads may each be grouped in their own way"
             }
         const auto got = [&](const auto& policy) {
             floats out(index(tokens * g.heads * 3), not_a_number), stateless = out;
-            kv_cache cache(policy, {.heads = g.heads, .head_dim = 3, .query_heads = g.query, .key_heads = g.key, .value_heads = g.value});
+            kv_cache cache(
+                policy,
+                {.heads = g.heads, .head_dim = 3, .query_heads = g.query, .key_heads = g.key, .value_heads = g.value});
             for (int64 first = 0; first < tokens; first += 10) {
-                const auto rows = [&](const floats& x, int64 heads) { return sash::input{x.data() + first * heads * 3, 10, heads, 3}; };
-                sash::attend(rows(q.query, g.query), rows(k.key, g.key), rows(v.value, g.value), cache, {out.data() + first * g.heads * 3, 10, g.heads, 3});
+                const auto rows = [&](const floats& x, int64 heads) {
+                    return sash::input{x.data() + first * heads * 3, 10, heads, 3};
+                };
+                sash::attend(rows(q.query, g.query), rows(k.key, g.key), rows(v.value, g.value), cache,
+                             {out.data() + first * g.heads * 3, 10, g.heads, 3});
             }
-            sash::attend(policy, {q.query, tokens, g.query, 3}, {k.key, tokens, g.key, 3}, {v.value, tokens, g.value, 3}, {stateless, tokens, g.heads, 3});
+            sash::attend(policy, {q.query, tokens, g.query, 3}, {k.key, tokens, g.key, 3},
+                         {v.value, tokens, g.value, 3}, {stateless, tokens, g.heads, 3});
             CHECK(difference(stateless, out) == "");
             return out;
         };
         CAPTURE(g.heads, g.query, g.key, g.value);
-        CHECK(difference(got(sliding_window{.window = 20, .sinks = 2}), softmax_rows(alike, window_rule{20, 2}).out) == "");
+        CHECK(difference(got(sliding_window{.window = 20, .sinks = 2}), softmax_rows(alike, window_rule{20, 2}).out) ==
+              "");
         CHECK(difference(got(sash::linear{}), linear_rows(alike).out, 3) == "");
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R27
+// ----------------------------------------------------------------------------------------------------------------- R27
 
 namespace {
 
@@ -89,7 +104,8 @@ template <class T>
 class guarded {
 public:
     explicit guarded(std::size_t count, bool at_the_end = true) {
-        const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE)), inside = (count * sizeof(T) + page - 1) / page * page;
+        const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE)),
+                   inside = (count * sizeof(T) + page - 1) / page * page;
         size_ = inside + 2 * page;
         base_ = mmap(nullptr, size_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (base_ == MAP_FAILED) throw std::bad_alloc();
@@ -121,7 +137,7 @@ floats as_stored(floats numbers) {
 struct layout {
     const char* name;
     int64 by_token, by_head, by_dim;
-    int64 first = 0;   // element (0, 0, 0)
+    int64 first = 0;  // element (0, 0, 0)
     int64 room = 0;
 };
 std::vector<layout> layouts(int64 tokens, int64 heads, int64 dim) {
@@ -139,7 +155,9 @@ std::vector<T> laid_out(const floats& x, const layout& l, int64 tokens, int64 he
     std::vector<T> placed(index(l.room), T(not_a_number));
     for (int64 t = 0; t < tokens; ++t)
         for (int64 h = 0; h < heads; ++h)
-            for (int64 c = 0; c < dim; ++c) placed[index(l.first + t * l.by_token + h * l.by_head + c * l.by_dim)] = T(x[index((t * heads + h) * dim + c)]);
+            for (int64 c = 0; c < dim; ++c)
+                placed[index(l.first + t * l.by_token + h * l.by_head + c * l.by_dim)] =
+                    T(x[index((t * heads + h) * dim + c)]);
     return placed;
 }
 
@@ -148,19 +166,25 @@ void check_layouts(const Policy& policy, const exact_rows& expected, const histo
     const sash::shape& s = h.shape;
     for (const std::size_t which : {0u, 1u, 2u, 3u, 4u, 5u, 6u})
         for (const positions& cut : cuts_of(h.tokens)) {
-            const layout lq = layouts(h.tokens, s.heads, s.key_dim)[which], lk = layouts(h.tokens, s.kv_heads, s.key_dim)[(which + 1) % 7],
-                         lv = layouts(h.tokens, s.kv_heads, s.value_dim)[(which + 2) % 7], lo = layouts(h.tokens, s.heads, s.value_dim)[(which + 3) % 7];
-            const auto q = laid_out<Element>(h.query, lq, h.tokens, s.heads, s.key_dim), k = laid_out<Element>(h.key, lk, h.tokens, s.kv_heads, s.key_dim),
+            const layout lq = layouts(h.tokens, s.heads, s.key_dim)[which],
+                         lk = layouts(h.tokens, s.kv_heads, s.key_dim)[(which + 1) % 7],
+                         lv = layouts(h.tokens, s.kv_heads, s.value_dim)[(which + 2) % 7],
+                         lo = layouts(h.tokens, s.heads, s.value_dim)[(which + 3) % 7];
+            const auto q = laid_out<Element>(h.query, lq, h.tokens, s.heads, s.key_dim),
+                       k = laid_out<Element>(h.key, lk, h.tokens, s.kv_heads, s.key_dim),
                        v = laid_out<Element>(h.value, lv, h.tokens, s.kv_heads, s.value_dim);
             floats out(index(lo.room), 77.f);
             kv_cache cache(policy, s);
             int64 at = 0;
             for (const int64 n : cut) {
                 const auto view = [&](const std::vector<Element>& x, const layout& l, int64 heads, int64 dim) {
-                    return sash::input(x.data() + l.first + at * l.by_token, n, heads, dim, l.by_token, l.by_head, l.by_dim);
+                    return sash::input(x.data() + l.first + at * l.by_token, n, heads, dim, l.by_token, l.by_head,
+                                       l.by_dim);
                 };
-                sash::attend(view(q, lq, s.heads, s.key_dim), view(k, lk, s.kv_heads, s.key_dim), view(v, lv, s.kv_heads, s.value_dim), cache,
-                             {out.data() + lo.first + at * lo.by_token, n, s.heads, s.value_dim, lo.by_token, lo.by_head, lo.by_dim});
+                sash::attend(view(q, lq, s.heads, s.key_dim), view(k, lk, s.kv_heads, s.key_dim),
+                             view(v, lv, s.kv_heads, s.value_dim), cache,
+                             {out.data() + lo.first + at * lo.by_token, n, s.heads, s.value_dim, lo.by_token,
+                              lo.by_head, lo.by_dim});
                 at += n;
             }
             floats got;
@@ -201,13 +225,15 @@ TEST_CASE("R27: a stride of zero is a broadcast, over tokens, heads and dims") {
         kv_cache cache(sliding_window{.window = 7, .sinks = 1}, h.shape);
         floats out(index(tokens * h.row_floats()), not_a_number);
         for (int64 at = 0; at < tokens; at += n)
-            sash::attend({query, n, 4, 3, 0, 0}, {key, n, 2, 3, 0, 0}, {value, n, 2, 2, 0, 0}, cache, h.rows(out, at, n));
+            sash::attend({query, n, 4, 3, 0, 0}, {key, n, 2, 3, 0, 0}, {value, n, 2, 2, 0, 0}, cache,
+                         h.rows(out, at, n));
         CHECK(difference(out, expected.out) == "");
         kv_cache ones(full{}, {.heads = 2, .head_dim = 4});
         const floats one{1};
         floats same(index(tokens * 8), not_a_number);
         for (int64 at = 0; at < tokens; at += n)
-            sash::attend({one, n, 2, 4, 0, 0, 0}, {one, n, 2, 4, 0, 0, 0}, {one, n, 2, 4, 0, 0, 0}, ones, {same.data() + at * 8, n, 2, 4});
+            sash::attend({one, n, 2, 4, 0, 0, 0}, {one, n, 2, 4, 0, 0, 0}, {one, n, 2, 4, 0, 0, 0}, ones,
+                         {same.data() + at * 8, n, 2, 4});
         CHECK(difference(same, floats(same.size(), 1.f)) == "");
     }
 }
@@ -222,14 +248,15 @@ TEST_CASE("R27: every alignment of every operand that its element has, with pitc
                 y.insert(y.end(), x.begin(), x.end());
                 return y;
             };
-            const floats q = moved(h.query, shift), k = moved(h.key, (shift + 3) % 17), v = moved(h.value, (shift + 7) % 17);
+            const floats q = moved(h.query, shift), k = moved(h.key, (shift + 3) % 17),
+                         v = moved(h.value, (shift + 7) % 17);
             floats out(index(70 * 34 + 17), not_a_number);
             float* o = out.data() + (shift + 11) % 17;
             kv_cache cache(sliding_window{.window = 20, .sinks = 1}, h.shape);
             int64 at = 0;
             for (const int64 n : cut) {
-                sash::attend({q.data() + shift + at * 18, n, 2, 9}, {k.data() + (shift + 3) % 17 + at * 9, n, 1, 9}, {v.data() + (shift + 7) % 17 + at * 17, n, 1, 17}, cache,
-                             {o + at * 34, n, 2, 17});
+                sash::attend({q.data() + shift + at * 18, n, 2, 9}, {k.data() + (shift + 3) % 17 + at * 9, n, 1, 9},
+                             {v.data() + (shift + 7) % 17 + at * 17, n, 1, 17}, cache, {o + at * 34, n, 2, 17});
                 at += n;
             }
             CAPTURE(shift, cut.size());
@@ -255,7 +282,8 @@ TEST_CASE("R27: an address that is no multiple of its element is refused, of eac
         refused({at(0), 1, 1, 4}, {at(64), 1, 1, 4}, {at(128), 1, 1, 4}, {at(256 + off), 1, 1, 4});
     }
     refused({half_at(1), 1, 1, 4}, {half_at(64), 1, 1, 4}, {half_at(128), 1, 1, 4}, {half_at(256), 1, 1, 4});
-    sash::attend({half_at(2), 1, 1, 4}, {half_at(66), 1, 1, 4}, {half_at(130), 1, 1, 4}, cache, {half_at(258), 1, 1, 4});
+    sash::attend({half_at(2), 1, 1, 4}, {half_at(66), 1, 1, 4}, {half_at(130), 1, 1, 4}, cache,
+                 {half_at(258), 1, 1, 4});
     CHECK(cache.length() == 1);
 }
 
@@ -265,7 +293,9 @@ TEST_CASE("R27: rows of an output that overlap are refused, whatever the strides
     floats out(100, 7.f);
     const auto refused = [&](int64 by_token, int64 by_head, int64 by_dim) {
         CAPTURE(by_token, by_head, by_dim);
-        CHECK_THROWS_AS(sash::attend(h.queries(0, 4), h.keys(0, 4), h.values(0, 4), cache, {out.data() + 40, 4, 2, 5, by_token, by_head, by_dim}), sash::error);
+        CHECK_THROWS_AS(sash::attend(h.queries(0, 4), h.keys(0, 4), h.values(0, 4), cache,
+                                     {out.data() + 40, 4, 2, 5, by_token, by_head, by_dim}),
+                        sash::error);
         CHECK(std::count(out.begin(), out.end(), 7.f) == 100);
         CHECK(cache.length() == 0);
         out.assign(100, 7.f);
@@ -274,21 +304,24 @@ TEST_CASE("R27: rows of an output that overlap are refused, whatever the strides
     refused(0, 5, 1);
     refused(10, 0, 1);
     refused(10, 5, 0);
-    refused(5, 5, 1);    // token 1 over head 1 of token 0
-    refused(9, 5, 1);    // the last number of a token is the first of the next
+    refused(5, 5, 1);  // token 1 over head 1 of token 0
+    refused(9, 5, 1);  // the last number of a token is the first of the next
     refused(10, 4, 1);
     refused(1, 10, 1);
     refused(-4, 5, 1);
     refused(2, 20, 1);
 }
 
-TEMPLATE_TEST_CASE("R27: nothing is read or written beyond an operand's ends, for any dims", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R27: nothing is read or written beyond an operand's ends, for any dims", "", float, float16,
+                   bfloat16) {
     for (const int64 key_dim : {1, 3, 8, 15, 16, 17, 31, 33, 64, 65})
         for (const int64 value_dim : {1, 2, 15, 16, 17, 33, 64})
             for (const int64 tokens : {1, 2, 5, 65})
                 for (const bool at_the_end : {true, false}) {
-                    const history h = contents(tokens, {.heads = 2, .kv_heads = 1, .key_dim = key_dim, .value_dim = value_dim});
-                    guarded<TestType> q(h.query.size(), at_the_end), k(h.key.size(), at_the_end), v(h.value.size(), at_the_end), out(index(tokens * 2 * value_dim), at_the_end);
+                    const history h =
+                        contents(tokens, {.heads = 2, .kv_heads = 1, .key_dim = key_dim, .value_dim = value_dim});
+                    guarded<TestType> q(h.query.size(), at_the_end), k(h.key.size(), at_the_end),
+                        v(h.value.size(), at_the_end), out(index(tokens * 2 * value_dim), at_the_end);
                     guarded<float> lse(index(tokens * 2), at_the_end);
                     put(q.data, h.query);
                     put(k.data, h.key);
@@ -296,17 +329,21 @@ TEMPLATE_TEST_CASE("R27: nothing is read or written beyond an operand's ends, fo
                     const auto attended = [&](const auto& policy) {
                         kv_cache cache(policy, h.shape);
                         std::fill_n(out.data, tokens * 2 * value_dim, TestType(not_a_number));
-                        sash::attend({q.data, tokens, 2, key_dim}, {k.data, tokens, 1, key_dim}, {v.data, tokens, 1, value_dim}, cache, {out.data, tokens, 2, value_dim},
+                        sash::attend({q.data, tokens, 2, key_dim}, {k.data, tokens, 1, key_dim},
+                                     {v.data, tokens, 1, value_dim}, cache, {out.data, tokens, 2, value_dim},
                                      {.lse = {lse.data, index(tokens * 2)}, .run = sash::serial{}});
-                        return std::all_of(out.data, out.data + tokens * 2 * value_dim, [](TestType x) { return std::isfinite(float{x}); });
+                        return std::all_of(out.data, out.data + tokens * 2 * value_dim,
+                                           [](TestType x) { return std::isfinite(float{x}); });
                     };
                     CAPTURE(key_dim, value_dim, tokens, at_the_end);
                     CHECK(attended(sliding_window{.window = 9, .sinks = 1}));
                     CHECK(attended(sash::linear{}));
                     std::fill_n(out.data, tokens * 2 * value_dim, TestType(not_a_number));
-                    sash::attend(full{}, {q.data, tokens, 2, key_dim}, {k.data, tokens, 1, key_dim}, {v.data, tokens, 1, value_dim}, {out.data, tokens, 2, value_dim},
+                    sash::attend(full{}, {q.data, tokens, 2, key_dim}, {k.data, tokens, 1, key_dim},
+                                 {v.data, tokens, 1, value_dim}, {out.data, tokens, 2, value_dim},
                                  {.lse = {lse.data, index(tokens * 2)}, .run = sash::serial{}});
-                    CHECK(std::all_of(out.data, out.data + tokens * 2 * value_dim, [](TestType x) { return std::isfinite(float{x}); }));
+                    CHECK(std::all_of(out.data, out.data + tokens * 2 * value_dim,
+                                      [](TestType x) { return std::isfinite(float{x}); }));
                 }
 }
 
@@ -317,8 +354,11 @@ TEST_CASE("R27: key and value dims are independent") {
             const exact_rows expected = softmax_rows(h, window_rule{20, 2}), sums = linear_rows(h);
             for (const positions& cut : cuts_of(70)) {
                 CAPTURE(key_dim, value_dim, cut.size());
-                CHECK(difference(rows_by<float>({"", form::attend, cut, sash::serial{}}, sliding_window{.window = 20, .sinks = 2}, h), expected) == "");
-                CHECK(difference(rows_by<float>({"", form::attend, cut, sash::serial{}}, sash::linear{}, h), sums, 3) == "");
+                CHECK(difference(rows_by<float>({"", form::attend, cut, sash::serial{}},
+                                                sliding_window{.window = 20, .sinks = 2}, h),
+                                 expected) == "");
+                CHECK(difference(rows_by<float>({"", form::attend, cut, sash::serial{}}, sash::linear{}, h), sums, 3) ==
+                      "");
             }
         }
 }
@@ -335,7 +375,7 @@ TEST_CASE("R27: a view larger than its range is refused, products that overflow 
     CHECK_THROWS_AS(sash::input(x, 2, 3, 4, int64{1} << 62, int64{1} << 62), sash::error);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R28
+// ----------------------------------------------------------------------------------------------------------------- R28
 
 namespace {
 
@@ -357,7 +397,10 @@ public:
                     ++static_cast<recycled_memory*>(self)->reused;
                     return p;
                 },
-                [](void* self, void* p, std::size_t size, std::size_t) { static_cast<recycled_memory*>(self)->free_[size].push_back(p); }, this};
+                [](void* self, void* p, std::size_t size, std::size_t) {
+                    static_cast<recycled_memory*>(self)->free_[size].push_back(p);
+                },
+                this};
     }
     int64 reused = 0;
 
@@ -367,12 +410,14 @@ private:
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("R28: recycled pages are garbage: another sequence's tokens never show", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R28: recycled pages are garbage: another sequence's tokens never show", "", float, float16,
+                   bfloat16) {
     const history h = contents(260, {.heads = 2, .kv_heads = 1, .key_dim = 3, .value_dim = 5});
     history poison = h;
     std::fill(poison.key.begin(), poison.key.end(), 1e4f);
     std::fill(poison.value.begin(), poison.value.end(), not_a_number);
-    const exact_rows windowed = softmax_rows<TestType>(h, window_rule{70, 3}), everything = softmax_rows<TestType>(h, window_rule{}), sums = linear_rows(h);
+    const exact_rows windowed = softmax_rows<TestType>(h, window_rule{70, 3}),
+                     everything = softmax_rows<TestType>(h, window_rule{}), sums = linear_rows(h);
     recycled_memory pool;
     for (const positions& cut : cuts_of(260)) {
         const auto after_another = [&](const auto& policy, const exact_rows& expected) {
@@ -399,13 +444,16 @@ TEMPLATE_TEST_CASE("R28: recycled pages are garbage: another sequence's tokens n
 TEST_CASE("R28: every length around the ends of blocks and segments") {
     const history h = contents(520, {.key_dim = 1, .value_dim = 1});
     const exact_rows all = softmax_rows(h, window_rule{}), some = softmax_rows(h, window_rule{64, 64});
-    for (const int64 length : {1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 319, 320, 321, 511, 512, 513})
+    for (const int64 length :
+         {1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 319, 320, 321, 511, 512, 513})
         for (const int64 more : {1, 2, 6}) {
             CAPTURE(length, more);
             kv_cache everything(full{}, h.shape);
             kv_cache window(sliding_window{.window = 64, .sinks = 64}, h.shape);
             const rows a = fed(everything, h, {length, more}), b = fed(window, h, {length, more});
-            const auto first = [&](const std::vector<double>& x) { return std::vector<double>(x.begin(), x.begin() + length + more); };
+            const auto first = [&](const std::vector<double>& x) {
+                return std::vector<double>(x.begin(), x.begin() + length + more);
+            };
             CHECK(difference(floats(a.out.begin(), a.out.begin() + length + more), first(all.out)) == "");
             CHECK(difference(floats(b.out.begin(), b.out.begin() + length + more), first(some.out)) == "");
         }
@@ -418,7 +466,9 @@ TEST_CASE("R28: positions near the end of what a position can be are refused, no
     float out = 7;
     for (const int64 far : {std::numeric_limits<int64>::max(), std::numeric_limits<int64>::max() - 1, int64{1} << 62}) {
         CHECK_THROWS_AS(sash::read({&x, 1, 1, 1}, cache, {&out, 1, 1, 1}, {.first_query = far}), sash::error);
-        CHECK_THROWS_AS(sash::attend(sliding_window{.window = 1}, {&x, 1, 1, 1}, {&x, 1, 1, 1}, {&x, 1, 1, 1}, {&out, 1, 1, 1}, {.first_query = far}), sash::error);
+        CHECK_THROWS_AS(sash::attend(sliding_window{.window = 1}, {&x, 1, 1, 1}, {&x, 1, 1, 1}, {&x, 1, 1, 1},
+                                     {&out, 1, 1, 1}, {.first_query = far}),
+                        sash::error);
         CHECK_THROWS_AS(sash::append({&x, far, 1, 1, 0, 0}, {&x, far, 1, 1, 0, 0}, cache), sash::error);
     }
     CHECK(out == 7);
@@ -426,7 +476,7 @@ TEST_CASE("R28: positions near the end of what a position can be are refused, no
     CHECK_THROWS_AS(sash::append({&x, -1, 1, 1}, {&x, -1, 1, 1}, cache), sash::error);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R31
+// ----------------------------------------------------------------------------------------------------------------- R31
 
 TEST_CASE("R31: a block is laid out the same under all flags") {  // the rest of the rule: tests/odr, tests/static
     STATIC_REQUIRE(sash::codec<float>::block_bytes(64, 64) == 64 * 64 * 4 * 2 + 64);
@@ -444,7 +494,7 @@ TEST_CASE("R31: a block is laid out the same under all flags") {  // the rest of
     CHECK(cache.save().size() == 24 + 16 + 70 * 8 * 4 + 8);  // header, length and oldest, rows, checksum
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R33
+// ----------------------------------------------------------------------------------------------------------------- R33
 
 namespace {
 
@@ -550,7 +600,8 @@ TEST_CASE("R33: A14 under OMP_THREAD_LIMIT") {
         return;
     }
     self[length] = '\0';
-    for (const char* limits : {"OMP_THREAD_LIMIT=2", "OMP_THREAD_LIMIT=1", "OMP_THREAD_LIMIT=3 OMP_DYNAMIC=true", "OMP_NUM_THREADS=5,3 OMP_NESTED=true OMP_THREAD_LIMIT=4"}) {
+    for (const char* limits : {"OMP_THREAD_LIMIT=2", "OMP_THREAD_LIMIT=1", "OMP_THREAD_LIMIT=3 OMP_DYNAMIC=true",
+                               "OMP_NUM_THREADS=5,3 OMP_NESTED=true OMP_THREAD_LIMIT=4"}) {
         CAPTURE(limits);
         CHECK(std::system((std::string(limits) + " '" + self + "' '[under-a-limit]' > /dev/null").c_str()) == 0);
     }
@@ -619,7 +670,8 @@ TEMPLATE_TEST_CASE("R33: forks of one cache go their ways on eight threads", "",
     const auto goes_on = [&](kv_cache<TestType>& cache, int64 turn) {
         floats out(index(h.row_floats()), not_a_number);
         for (int64 i = 300; i < 330; ++i)
-            sash::attend(h.queries(i, 1), h.keys(i - turn, 1), h.values(i - turn, 1), cache, {out, 1, 2, 1500}, {.run = sash::serial{}});
+            sash::attend(h.queries(i, 1), h.keys(i - turn, 1), h.values(i - turn, 1), cache, {out, 1, 2, 1500},
+                         {.run = sash::serial{}});
         return out;
     };
     std::vector<floats> expected, got(8);
@@ -673,7 +725,8 @@ struct one_after_another {  // a new thread for each
 TEST_CASE("R33: any runner that calls each task once gives the same bits") {
     const work w;
     const rows expected = w.done_by(sash::serial{});
-    const std::vector<sash::runner> all{backwards{}, one_after_another{}, claims{1}, claims{2}, claims{1000}, claims{0}, claims{-3}, threads{1}, threads{2}, threads{9}};
+    const std::vector<sash::runner> all{backwards{}, one_after_another{}, claims{1},  claims{2},  claims{1000},
+                                        claims{0},   claims{-3},          threads{1}, threads{2}, threads{9}};
     for (std::size_t n = 0; n < all.size(); ++n) {
         CAPTURE(n);
         CHECK(difference_in_bits(w.done_by(all[n]), expected) == "");
@@ -690,9 +743,10 @@ TEST_CASE("R33: any runner that calls each task once gives the same bits") {
     CHECK(by_reference.calls > 0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R34
+// ----------------------------------------------------------------------------------------------------------------- R34
 
-TEMPLATE_TEST_CASE("R34: the same bits for any number of threads and any neighbours", "", full, sliding_window, sash::linear<>) {
+TEMPLATE_TEST_CASE("R34: the same bits for any number of threads and any neighbours", "", full, sliding_window,
+                   sash::linear<>) {
     const history h = contents(2100, {.heads = 4, .kv_heads = 2, .key_dim = 6, .value_dim = 18});
     TestType policy{};
     if constexpr (std::is_same_v<TestType, sliding_window>) policy = {.window = 1300, .sinks = 4};
@@ -706,18 +760,25 @@ TEMPLATE_TEST_CASE("R34: the same bits for any number of threads and any neighbo
             cache_type cache(policy, h.shape);
             sash::append(h.keys(0, length), h.values(0, length), cache);
             const auto request = [&](cache_type& in, floats& out, floats& lse, int64 first, int64 count) {
-                return sash::request<cache_type>{.tokens = {.query = h.queries(first, count), .key = h.keys(first, count), .value = h.values(first, count)},
-                                                 .cache = &in, .out = {out, count, 4, 18}, .lse = lse};
+                return sash::request<cache_type>{.tokens = {.query = h.queries(first, count),
+                                                            .key = h.keys(first, count),
+                                                            .value = h.values(first, count)},
+                                                 .cache = &in,
+                                                 .out = {out, count, 4, 18},
+                                                 .lse = lse};
             };
-            const rows blank{floats(index(tokens * h.row_floats()), not_a_number), floats(index(tokens * 4), not_a_number)};
+            const rows blank{floats(index(tokens * h.row_floats()), not_a_number),
+                             floats(index(tokens * 4), not_a_number)};
             rows expected = blank;
             cache_type alone = cache;
-            sash::attend({.query = h.queries(length, tokens), .key = h.keys(length, tokens), .value = h.values(length, tokens)}, alone,
-                         {expected.out, tokens, 4, 18}, {.lse = expected.lse, .run = sash::serial{}});
+            sash::attend(
+                {.query = h.queries(length, tokens), .key = h.keys(length, tokens), .value = h.values(length, tokens)},
+                alone, {expected.out, tokens, 4, 18}, {.lse = expected.lse, .run = sash::serial{}});
             for (const sash::runner& run : by)
                 for (const int neighbours : {0, 1, 4}) {
                     std::vector<cache_type> caches(index(neighbours), cache.empty_copy());
-                    std::vector<rows> ignored(index(neighbours), rows{floats(index(100 * h.row_floats())), floats(400)});
+                    std::vector<rows> ignored(index(neighbours),
+                                              rows{floats(index(100 * h.row_floats())), floats(400)});
                     cache_type mine = cache;
                     rows got = blank;
                     std::vector<sash::request<cache_type>> requests;
@@ -726,7 +787,8 @@ TEMPLATE_TEST_CASE("R34: the same bits for any number of threads and any neighbo
                         sash::append(h.keys(0, before), h.values(0, before), caches[index(n)], {.run = sash::serial{}});
                         ignored[index(n)].out.resize(index(count * h.row_floats()));
                         ignored[index(n)].lse.resize(index(count * 4));
-                        requests.push_back(request(caches[index(n)], ignored[index(n)].out, ignored[index(n)].lse, before, count));
+                        requests.push_back(
+                            request(caches[index(n)], ignored[index(n)].out, ignored[index(n)].lse, before, count));
                     }
                     requests.insert(requests.begin() + neighbours / 2, request(mine, got.out, got.lse, length, tokens));
                     sash::attend(requests, {.run = run});
@@ -745,14 +807,16 @@ TEST_CASE("R34: pieces of keys change no more than the last digits") {
         sash::append(h.keys(0, 2090), h.values(0, 2090), cache);
         for (const int64 tokens : {1, 2, 7}) {
             const int64 at = cache.length();
-            sash::attend(h.queries(at, tokens), h.keys(at, tokens), h.values(at, tokens), cache, h.rows(r.out, at, tokens), {.key_piece = piece});
+            sash::attend(h.queries(at, tokens), h.keys(at, tokens), h.values(at, tokens), cache,
+                         h.rows(r.out, at, tokens), {.key_piece = piece});
         }
         CAPTURE(piece);
-        CHECK(difference(floats(r.out.begin() + 2090 * 6, r.out.end()), std::vector<double>(expected.out.begin() + 2090 * 6, expected.out.end())) == "");
+        CHECK(difference(floats(r.out.begin() + 2090 * 6, r.out.end()),
+                         std::vector<double>(expected.out.begin() + 2090 * 6, expected.out.end())) == "");
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R35
+// ----------------------------------------------------------------------------------------------------------------- R35
 
 TEST_CASE("R35: A15 sixty-five thousand heads in one call") {
     for (const int64 heads : {65536, 65538}) {
@@ -763,15 +827,18 @@ TEST_CASE("R35: A15 sixty-five thousand heads in one call") {
         const auto right = [&] {
             int64 n = 0;
             for (int64 head = 0; head < heads; ++head)
-                for (int64 c = 0; c < 16; ++c) n += out[index(head * 16 + c)] == static_cast<float>(head / (heads / kv_heads) % 251);
+                for (int64 c = 0; c < 16; ++c)
+                    n += out[index(head * 16 + c)] == static_cast<float>(head / (heads / kv_heads) % 251);
             std::fill(out.begin(), out.end(), not_a_number);
             return n;
         };
         CAPTURE(heads);
-        sash::attend(full{}, {zero, 1, heads, 16, 0, 0}, {zero, 1, kv_heads, 16, 0, 0}, {value, 1, kv_heads, 16}, {out, 1, heads, 16});
+        sash::attend(full{}, {zero, 1, heads, 16, 0, 0}, {zero, 1, kv_heads, 16, 0, 0}, {value, 1, kv_heads, 16},
+                     {out, 1, heads, 16});
         CHECK(right() == heads * 16);
         kv_cache<sliding_window, float16> cache({.window = 2}, {.heads = heads, .kv_heads = kv_heads, .head_dim = 16});
-        sash::attend({zero, 1, heads, 16, 0, 0}, {zero, 1, kv_heads, 16, 0, 0}, {value, 1, kv_heads, 16}, cache, {out, 1, heads, 16});
+        sash::attend({zero, 1, heads, 16, 0, 0}, {zero, 1, kv_heads, 16, 0, 0}, {value, 1, kv_heads, 16}, cache,
+                     {out, 1, heads, 16});
         CHECK(right() == heads * 16);
     }
 }
@@ -783,16 +850,23 @@ TEST_CASE("R35: A15 a batch of many sequences", "[slow]") {
     };
     for (const size n : {size{10923, 6, 2}, size{65536, 1, 1}}) {
         const floats zero(1, 0.f);
-        std::vector<cache_type> caches(index(n.sequences), cache_type({}, {.heads = n.heads, .kv_heads = n.kv_heads, .key_dim = 1, .value_dim = 1}));
+        std::vector<cache_type> caches(
+            index(n.sequences),
+            cache_type({}, {.heads = n.heads, .kv_heads = n.kv_heads, .key_dim = 1, .value_dim = 1}));
         floats value(index(n.sequences * n.kv_heads)), out(index(n.sequences * n.heads), not_a_number);
         for (std::size_t j = 0; j < value.size(); ++j) value[j] = static_cast<float>(j % 251);
         std::vector<sash::request<cache_type>> requests;
         for (int64 b = 0; b < n.sequences; ++b)
-            requests.push_back({.tokens = {.query = {zero, 1, n.heads, 1, 0, 0}, .key = {zero, 1, n.kv_heads, 1, 0, 0}, .value = {value.data() + b * n.kv_heads, 1, n.kv_heads, 1}},
-                                .cache = &caches[index(b)], .out = {out.data() + b * n.heads, 1, n.heads, 1}, .lse = {}});
+            requests.push_back({.tokens = {.query = {zero, 1, n.heads, 1, 0, 0},
+                                           .key = {zero, 1, n.kv_heads, 1, 0, 0},
+                                           .value = {value.data() + b * n.kv_heads, 1, n.kv_heads, 1}},
+                                .cache = &caches[index(b)],
+                                .out = {out.data() + b * n.heads, 1, n.heads, 1},
+                                .lse = {}});
         sash::attend(requests);
         int64 wrong = 0;
-        for (int64 row = 0; row < n.sequences * n.heads; ++row) wrong += out[index(row)] != value[index(row / (n.heads / n.kv_heads))];
+        for (int64 row = 0; row < n.sequences * n.heads; ++row)
+            wrong += out[index(row)] != value[index(row / (n.heads / n.kv_heads))];
         CAPTURE(n.sequences);
         CHECK(wrong == 0);
     }
@@ -803,7 +877,8 @@ TEST_CASE("R35: A15 one head with more than 65535 tiles of queries", "[slow]") {
     const floats zero(1, 0.f);
     floats value(index(tokens)), out(index(tokens), not_a_number);
     for (int64 j = 0; j < tokens; ++j) value[index(j)] = static_cast<float>(j % 1000);
-    sash::attend(sliding_window{.window = 2}, {zero, tokens, 1, 1, 0, 0}, {zero, tokens, 1, 1, 0, 0}, {value, tokens, 1, 1}, {out, tokens, 1, 1});
+    sash::attend(sliding_window{.window = 2}, {zero, tokens, 1, 1, 0, 0}, {zero, tokens, 1, 1, 0, 0},
+                 {value, tokens, 1, 1}, {out, tokens, 1, 1});
     int64 wrong = 0;
     for (int64 i = 0; i < tokens; ++i) {
         const float expected = i == 0 ? 0 : (value[index(i)] + value[index(i - 1)]) / 2;
@@ -825,7 +900,8 @@ TEST_CASE("R35: strides of more than 2^31 elements") {
     const exact_rows expected = softmax_rows(h, window_rule{});
     const auto place = [&](const floats& from, int64 offset) {
         for (int64 t = 0; t < 3; ++t)
-            for (int64 head = 0; head < 2; ++head) std::copy_n(from.begin() + (t * 2 + head) * 4, 4, at + offset + t * by_token + head * by_head);
+            for (int64 head = 0; head < 2; ++head)
+                std::copy_n(from.begin() + (t * 2 + head) * 4, 4, at + offset + t * by_token + head * by_head);
         return sash::input(at + offset, 3, 2, 4, by_token, by_head);
     };
     const sash::input q = place(h.query, 0), k = place(h.key, 8), v = place(h.value, 16);
@@ -833,7 +909,8 @@ TEST_CASE("R35: strides of more than 2^31 elements") {
         floats out;
         for (int64 t = 0; t < 3; ++t)
             for (int64 head = 0; head < 2; ++head)
-                for (int64 c = 0; c < 4; ++c) out.push_back(std::exchange(at[24 + t * by_token + head * by_head + c], not_a_number));
+                for (int64 c = 0; c < 4; ++c)
+                    out.push_back(std::exchange(at[24 + t * by_token + head * by_head + c], not_a_number));
         return out;
     };
     gathered();  // poisons
@@ -854,13 +931,16 @@ TEST_CASE("R35: zero sizes return early and touch nothing") {
     float* nowhere = nullptr;
     const auto before = cache.save();
     for (const named_runner& by : runners()) {
-        sash::attend({nothing, 0, 2, 4}, {nothing, 0, 2, 4}, {nothing, 0, 2, 4}, cache, {nowhere, 0, 2, 4}, {.run = by.run});
+        sash::attend({nothing, 0, 2, 4}, {nothing, 0, 2, 4}, {nothing, 0, 2, 4}, cache, {nowhere, 0, 2, 4},
+                     {.run = by.run});
         sash::append({nothing, 0, 2, 4}, {nothing, 0, 2, 4}, cache, {.run = by.run});
         sash::read({nothing, 0, 2, 4}, cache, {nowhere, 0, 2, 4}, {.run = by.run});
-        sash::attend(full{}, {nothing, 0, 2, 4}, {nothing, 0, 2, 4}, {nothing, 0, 2, 4}, {nowhere, 0, 2, 4}, {.run = by.run});
+        sash::attend(full{}, {nothing, 0, 2, 4}, {nothing, 0, 2, 4}, {nothing, 0, 2, 4}, {nowhere, 0, 2, 4},
+                     {.run = by.run});
         const floats x(24, 1.f);
         sash::attend(full{}, {nothing, 0, 2, 4}, {x, 3, 2, 4}, {x, 3, 2, 4}, {nowhere, 0, 2, 4}, {.run = by.run});
-        sash::attend(sash::linear{}, {nothing, 0, 2, 4}, {nothing, 0, 2, 4}, {nothing, 0, 2, 4}, {nowhere, 0, 2, 4}, {.run = by.run});
+        sash::attend(sash::linear{}, {nothing, 0, 2, 4}, {nothing, 0, 2, 4}, {nothing, 0, 2, 4}, {nowhere, 0, 2, 4},
+                     {.run = by.run});
     }
     CHECK((cache.save() == before));
     cache.reserve(0);

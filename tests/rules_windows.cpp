@@ -59,9 +59,10 @@ void check_weights(const Policy& policy, const window_rule& sees, int64 tokens, 
 
 }  // namespace
 
-// ---------------------------------------------------------------------------------------------------------------- R01
+// ----------------------------------------------------------------------------------------------------------------- R01
 
-TEMPLATE_TEST_CASE("R01: A01 the window counts the query's own token, in every form of the verb", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R01: A01 the window counts the query's own token, in every form of the verb", "", float, float16,
+                   bfloat16) {
     const floats expected{0, .5f, 1, 1.5f, 2.5f, 3.5f, 4.5f, 5.5f, 6.5f, 7.5f};
     check_means<TestType>({.window = 4}, expected);
     check_means<TestType>(sliding_window::from_left(3), expected);
@@ -93,7 +94,8 @@ TEST_CASE("R01: a window of one is the token itself, a window of the length is f
     check_means<float>({.window = 1}, means(12, 1, 0));
     check_means<float>({.window = 12}, means(12, 12, 0));
     check_means<float>({.window = 11}, means(12, 11, 0));
-    for (const way& w : every_way(12)) CHECK(difference(rows_by<float>(w, full{}, uniform(12)).out, means(12, most, 0)) == "");
+    for (const way& w : every_way(12))
+        CHECK(difference(rows_by<float>(w, full{}, uniform(12)).out, means(12, most, 0)) == "");
 }
 
 TEST_CASE("R01: from_left converts the other convention, its negative one means no limit") {
@@ -104,14 +106,15 @@ TEST_CASE("R01: from_left converts the other convention, its negative one means 
     check_means<float>(sliding_window::from_left(-1), means(9, most, 0));
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R02
+// ----------------------------------------------------------------------------------------------------------------- R02
 
 TEST_CASE("R02: the window's edge is exact to the token, wherever blocks, tiles and pieces end") {
     const int64 tokens = 150;
     for (const int64 window : {1, 2, 47, 48, 49, 63, 64, 65, 127, 128, 129, 149, 150, 151})
         for (const int64 sinks : {0, 1, 4, 63, 64, 65, 200}) {
             const sliding_window policy{.window = window, .sinks = sinks};
-            for (const positions& cut : cuts_of(tokens)) check_weights(policy, {window, sinks}, tokens, {"", form::attend, cut, sash::serial{}});
+            for (const positions& cut : cuts_of(tokens))
+                check_weights(policy, {window, sinks}, tokens, {"", form::attend, cut, sash::serial{}});
             check_weights(policy, {window, sinks}, tokens, {"", form::without_cache, {tokens}, sash::serial{}});
         }
 }
@@ -119,7 +122,8 @@ TEST_CASE("R02: the window's edge is exact to the token, wherever blocks, tiles 
 TEST_CASE("R02: pieces of keys of any length see the same edge") {
     for (const int64 piece : {1, 2, 63, 64, 65, 100, 512})
         for (const positions& cut : cuts_of(140)) {
-            check_weights(sliding_window{.window = 70, .sinks = 3}, {70, 3}, 140, {"", form::attend, cut, sash::serial{}, piece});
+            check_weights(sliding_window{.window = 70, .sinks = 3}, {70, 3}, 140,
+                          {"", form::attend, cut, sash::serial{}, piece});
             check_weights(full{}, {}, 140, {"", form::attend, cut, sash::serial{}, piece});
         }
 }
@@ -132,7 +136,7 @@ TEST_CASE("R02: rounds of a long append see the same edge") {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R03
+// ----------------------------------------------------------------------------------------------------------------- R03
 
 TEST_CASE("R03: queries stand where the cache says, whatever the tensors' shapes") {
     const history h = uniform(10);
@@ -151,24 +155,26 @@ TEST_CASE("R03: without a cache the queries are the last tokens, or stand where 
     const floats all = means(10, 4, 2), ends = means(20, 4, 2);
     for (const int64 queries : {1, 2, 9, 10}) {
         floats out(index(queries), not_a_number);
-        sash::attend(sliding_window{.window = 4, .sinks = 2}, h.queries(0, queries), h.keys(0, 10), h.values(0, 10), {out, queries, 1, 1});
+        sash::attend(sliding_window{.window = 4, .sinks = 2}, h.queries(0, queries), h.keys(0, 10), h.values(0, 10),
+                     {out, queries, 1, 1});
         CHECK(difference(out, floats(all.end() - queries, all.end())) == "");
     }
     for (const int64 first : {0, 2, 7}) {
         floats out(3, not_a_number);
-        sash::attend(sliding_window{.window = 4, .sinks = 2}, h.queries(0, 3), h.keys(0, 10), h.values(0, 10), {out, 3, 1, 1},
-                     {.first_query = first});
+        sash::attend(sliding_window{.window = 4, .sinks = 2}, h.queries(0, 3), h.keys(0, 10), h.values(0, 10),
+                     {out, 3, 1, 1}, {.first_query = first});
         CHECK(difference(out, floats(all.begin() + first, all.begin() + first + 3)) == "");
     }
     SECTION("behind the keys they see what a window that far still reaches") {
         floats out(5, not_a_number);  // positions 10 … 14 over keys 0 … 9
-        sash::attend(sliding_window{.window = 4, .sinks = 2}, h.queries(0, 5), h.keys(0, 10), h.values(0, 10), {out, 5, 1, 1},
-                     {.first_query = 10});
+        sash::attend(sliding_window{.window = 4, .sinks = 2}, h.queries(0, 5), h.keys(0, 10), h.values(0, 10),
+                     {out, 5, 1, 1}, {.first_query = 10});
         CHECK(difference(out, floats{25.f / 5, 18.f / 4, 10.f / 3, .5f, .5f}) == "");
     }
     SECTION("more queries than keys must say where they stand") {
         floats out(10, 7.f);
-        CHECK_THROWS_AS(sash::attend(full{}, h.queries(0, 10), h.keys(0, 3), h.values(0, 3), {out, 10, 1, 1}), sash::error);
+        CHECK_THROWS_AS(sash::attend(full{}, h.queries(0, 10), h.keys(0, 3), h.values(0, 3), {out, 10, 1, 1}),
+                        sash::error);
         CHECK(out == floats(10, 7.f));
         sash::attend(full{}, h.queries(0, 10), h.keys(0, 3), h.values(0, 3), {out, 10, 1, 1}, {.first_query = 0});
         CHECK(difference(out, floats{0, .5f, 1, 1, 1, 1, 1, 1, 1, 1}) == "");
@@ -192,9 +198,12 @@ TEST_CASE("R03: a read stands at the cache's length, or where it is said to") {
     CHECK_THROWS_AS(sash::read(h.queries(0, 3), cache, {out, 3, 1, 1}, {.first_query = 10}), sash::error);
     CHECK_THROWS_AS(sash::read(h.queries(0, 3), cache, {out, 3, 1, 1}, {.first_query = -1}), sash::error);
     CHECK(out == floats(3, 7.f));
-    CHECK_THROWS_AS(sash::attend(h.queries(12, 3), h.keys(12, 3), h.values(12, 3), cache, {out, 3, 1, 1}, {.first_query = 11}), sash::error);
+    CHECK_THROWS_AS(
+        sash::attend(h.queries(12, 3), h.keys(12, 3), h.values(12, 3), cache, {out, 3, 1, 1}, {.first_query = 11}),
+        sash::error);
     CHECK(cache.length() == 12);
-    sash::attend(h.queries(12, 3), h.keys(12, 3), h.values(12, 3), cache, {out, 3, 1, 1}, {.first_query = 12});  // may be said if right
+    sash::attend(h.queries(12, 3), h.keys(12, 3), h.values(12, 3), cache, {out, 3, 1, 1},
+                 {.first_query = 12});  // may be said if right
     CHECK(cache.length() == 15);
 }
 
@@ -213,7 +222,8 @@ TEST_CASE("R03: a read in the compact frame turns as the append did") {
     const history h = contents(40, {.heads = 2, .kv_heads = 1, .head_dim = 4});
     const double frequencies[] = {.5, .1};
     for (const sash::rotates by : {sash::rotates::library, sash::rotates::caller}) {
-        kv_cache cache(sliding_window{.window = 5, .sinks = 3, .frame = sash::frame::compact}, h.shape, {.rotary = {.frequencies = frequencies, .by = by}});
+        kv_cache cache(sliding_window{.window = 5, .sinks = 3, .frame = sash::frame::compact}, h.shape,
+                       {.rotary = {.frequencies = frequencies, .by = by}});
         for (int64 i = 0; i < 40; ++i) {
             floats attended(8, not_a_number), again(8, not_a_number);
             sash::attend(h.queries(i, 1), h.keys(i, 1), h.values(i, 1), cache, {attended, 1, 2, 4});
@@ -237,18 +247,21 @@ TEST_CASE("R03: in both directions every query sees every key, wherever it stand
         sash::read(h.queries(0, 90), cache, h.rows(r.out, 0, 90), {.lse = r.lse});
         CHECK(difference(r, expected) == "");
         floats one(6, 7.f);
-        CHECK_THROWS_AS(sash::attend(h.queries(0, 1), h.keys(0, 1), h.values(0, 1), cache, {one, 1, 2, 3}), sash::error);  // it could not be cut
+        CHECK_THROWS_AS(sash::attend(h.queries(0, 1), h.keys(0, 1), h.values(0, 1), cache, {one, 1, 2, 3}),
+                        sash::error);  // it could not be cut
         CHECK(one == floats(6, 7.f));
         CHECK(cache.length() == 90);
     }
     for (const int64 queries : {1, 7, 90}) {
         rows r{floats(index(queries * 6), not_a_number), floats(index(queries * 2), not_a_number)};
-        sash::attend(full{.causal = false}, h.queries(0, queries), h.keys(0, 90), h.values(0, 90), {r.out, queries, 2, 3}, {.lse = r.lse});
-        CHECK(difference(r, exact_rows{{expected.out.begin(), expected.out.begin() + queries * 6}, {expected.lse.begin(), expected.lse.begin() + queries * 2}}) == "");
+        sash::attend(full{.causal = false}, h.queries(0, queries), h.keys(0, 90), h.values(0, 90),
+                     {r.out, queries, 2, 3}, {.lse = r.lse});
+        CHECK(difference(r, exact_rows{{expected.out.begin(), expected.out.begin() + queries * 6},
+                                       {expected.lse.begin(), expected.lse.begin() + queries * 2}}) == "");
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R04
+// ----------------------------------------------------------------------------------------------------------------- R04
 
 TEST_CASE("R04: parameters that cannot be are refused by the cache's constructor and by a call without a cache") {
     const history h = uniform(3);
@@ -298,8 +311,8 @@ TEST_CASE("R04: scores and storage options that cannot be are refused") {
     refused({.soft_cap = endless});
     refused({.alibi = three});
     refused({.sink_logits = three});
-    refused({.rotary = {.frequencies = pairs}});                                    // six dims of four
-    refused({.rotary = {.frequencies = std::span(pairs).first(2), .dims = 2}});    // two pairs, one is said
+    refused({.rotary = {.frequencies = pairs}});                                 // six dims of four
+    refused({.rotary = {.frequencies = std::span(pairs).first(2), .dims = 2}});  // two pairs, one is said
     refused({}, {.capacity = -1});
     refused({}, {.rollback_slack = -1});
     refused({}, {.rollback_slack = most});
@@ -308,7 +321,8 @@ TEST_CASE("R04: scores and storage options that cannot be are refused") {
     refused({}, {.memory = {.allocate = [](void*, std::size_t, std::size_t) -> void* { return nullptr; }}});
 }
 
-TEMPLATE_TEST_CASE("R04: a call that cannot be writes nothing and changes nothing", "", full, sliding_window, sash::linear<>) {
+TEMPLATE_TEST_CASE("R04: a call that cannot be writes nothing and changes nothing", "", full, sliding_window,
+                   sash::linear<>) {
     const sash::shape s{.heads = 4, .kv_heads = 2, .key_dim = 3, .value_dim = 5};
     const history h = contents(6, s);
     kv_cache<TestType> cache({}, s);
@@ -316,7 +330,8 @@ TEMPLATE_TEST_CASE("R04: a call that cannot be writes nothing and changes nothin
     const auto before = cache.save();
     floats out(2 * 20, 7.f), lse(2 * 4, 7.f), wide(100);
 
-    const auto refused = [&](sash::input q, sash::input k, sash::input v, sash::output o, const sash::options& how = {}) {
+    const auto refused = [&](sash::input q, sash::input k, sash::input v, sash::output o,
+                             const sash::options& how = {}) {
         CHECK(refusal([&] { sash::attend(q, k, v, cache, o, how); }).find("sash: ") == 0);
         CHECK(out == floats(40, 7.f));
         CHECK(lse == floats(8, 7.f));
@@ -324,22 +339,22 @@ TEMPLATE_TEST_CASE("R04: a call that cannot be writes nothing and changes nothin
     };
     const sash::input q = h.queries(2, 2), k = h.keys(2, 2), v = h.values(2, 2);
     const sash::output o{out, 2, 4, 5};
-    refused(h.queries(2, 1), k, v, o);                                   // tokens that do not agree
+    refused(h.queries(2, 1), k, v, o);  // tokens that do not agree
     refused(q, h.keys(2, 1), v, o);
     refused(q, k, h.values(2, 3), o);
     refused(q, k, v, {out, 1, 4, 5});
-    refused({wide, 2, 2, 3}, k, v, o);                                   // heads
+    refused({wide, 2, 2, 3}, k, v, o);  // heads
     refused(q, {wide, 2, 4, 3}, v, o);
     refused(q, k, {wide, 2, 1, 5}, o);
     refused(q, k, v, {out, 2, 2, 5});
-    refused({wide, 2, 4, 5}, k, v, o);                                   // dims
+    refused({wide, 2, 4, 5}, k, v, o);  // dims
     refused(q, {wide, 2, 2, 4}, v, o);
     refused(q, k, {wide, 2, 2, 3}, o);
     refused(q, k, v, {out, 2, 4, 3});
-    refused({}, k, v, o);                                                // nothing at all
+    refused({}, k, v, o);  // nothing at all
     refused(q, k, {static_cast<const float*>(nullptr), 2, 2, 5}, o);
     refused(q, k, v, {static_cast<float*>(nullptr), 2, 4, 5});
-    refused(q, k, v, {out.data(), 2, 4, 5, 0, 5});                       // rows that would overlap
+    refused(q, k, v, {out.data(), 2, 4, 5, 0, 5});  // rows that would overlap
     refused(q, k, v, {out.data(), 2, 4, 5, 20, 0});
     refused(q, k, v, {out.data(), 2, 4, 5, 20, 5, 0});
     refused(q, k, v, o, {.lse = std::span(lse).first(7)});
@@ -348,13 +363,20 @@ TEMPLATE_TEST_CASE("R04: a call that cannot be writes nothing and changes nothin
 }
 
 TEST_CASE("R04: the message names the value and the limit") {
-    CHECK(names(refusal([] { kv_cache(sliding_window{.window = 0}, {.head_dim = 1}); }), {"window is 0", "at least 1"}));
+    CHECK(
+        names(refusal([] { kv_cache(sliding_window{.window = 0}, {.head_dim = 1}); }), {"window is 0", "at least 1"}));
     CHECK(names(refusal([] { kv_cache(full{}, {.heads = 9, .kv_heads = 4, .head_dim = 1}); }), {"kv_heads is 4", "9"}));
     kv_cache cache(full{}, {.heads = 2, .head_dim = 8});
     const floats x(64);
     floats out(64);
-    CHECK(names(refusal([&] { sash::attend({x, 1, 2, 7}, {x, 1, 2, 8}, {x, 1, 2, 8}, cache, {out, 1, 2, 8}); }), {"query has dim 7", "8"}));
-    CHECK(names(refusal([&] { sash::attend({x, 1, 2, 8}, {x, 1, 2, 8}, {x, 1, 4, 8}, cache, {out, 1, 2, 8}); }), {"value has 4 heads", "2"}));
+    CHECK(names(refusal([&] {
+                    sash::attend({x, 1, 2, 7}, {x, 1, 2, 8}, {x, 1, 2, 8}, cache, {out, 1, 2, 8});
+                }),
+                {"query has dim 7", "8"}));
+    CHECK(names(refusal([&] {
+                    sash::attend({x, 1, 2, 8}, {x, 1, 2, 8}, {x, 1, 4, 8}, cache, {out, 1, 2, 8});
+                }),
+                {"value has 4 heads", "2"}));
 }
 
 TEST_CASE("R04: a huge window is full attention, without overflow and without memory for it") {
@@ -362,13 +384,25 @@ TEST_CASE("R04: a huge window is full attention, without overflow and without me
     const way w = every_way(90)[0];
     const rows expected = rows_by<float>(w, full{}, h);
     CHECK(difference(expected, softmax_rows(h, window_rule{})) == "");
-    const int64 huge[] = {90, 1000, int64{1} << 31, (int64{1} << 32) + 1, (int64{1} << 39) + 3, int64{1} << 40, (int64{1} << 53) + 1,
-                          int64{1} << 59, int64{1} << 60, (int64{1} << 62) - 1, int64{1} << 62, most - 1, most};
+    const int64 huge[] = {90,
+                          1000,
+                          int64{1} << 31,
+                          (int64{1} << 32) + 1,
+                          (int64{1} << 39) + 3,
+                          int64{1} << 40,
+                          (int64{1} << 53) + 1,
+                          int64{1} << 59,
+                          int64{1} << 60,
+                          (int64{1} << 62) - 1,
+                          int64{1} << 62,
+                          most - 1,
+                          most};
     for (const int64 window : huge)
         for (const int64 sinks : {int64{0}, int64{4}, int64{200}, int64{1} << 40, int64{1} << 60, int64{1} << 62}) {
             CAPTURE(window, sinks);
             for (const form f : {form::attend, form::append_then_read, form::without_cache})
-                CHECK(difference(rows_by<float>({"", f, positions(90, 1), sash::serial{}}, sliding_window{.window = window, .sinks = sinks}, h),
+                CHECK(difference(rows_by<float>({"", f, positions(90, 1), sash::serial{}},
+                                                sliding_window{.window = window, .sinks = sinks}, h),
                                  expected) == "");
             kv_cache cache(sliding_window{.window = window, .sinks = sinks}, h.shape);
             sash::append(h.keys(0, 90), h.values(0, 90), cache);
@@ -389,17 +423,20 @@ TEST_CASE("R04: a huge compact window turns nothing") {
     const rows expected = rows_by<float>(w, full{}, h, turned);
     for (const int64 window : {int64{40}, int64{1} << 40, int64{1} << 62, most})
         for (const int64 sinks : {int64{2}, int64{1} << 62})
-            CHECK(difference(rows_by<float>(w, sliding_window{.window = window, .sinks = sinks, .frame = sash::frame::compact}, h, turned),
-                             expected) == "");
+            CHECK(difference(
+                      rows_by<float>(w, sliding_window{.window = window, .sinks = sinks, .frame = sash::frame::compact},
+                                     h, turned),
+                      expected) == "");
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R05
+// ----------------------------------------------------------------------------------------------------------------- R05
 
 TEST_CASE("R05: a row that sees nothing is written, on every path") {
     for (const int64 queries : {1, 2, 7, 8, 30, 200})
         for (const int64 heads : {1, 6}) {
             const history h(queries, {.heads = heads, .kv_heads = 1, .key_dim = 3, .value_dim = 20});
-            const rows nothing{floats(index(queries * h.row_floats()), 0.f), floats(index(queries * heads), static_cast<float>(-infinity))};
+            const rows nothing{floats(index(queries * h.row_floats()), 0.f),
+                               floats(index(queries * heads), static_cast<float>(-infinity))};
             const auto gives_nothing = [&](const char* path, auto&& act) {
                 CAPTURE(queries, heads, path);
                 rows r = unwritten(h);
@@ -407,7 +444,8 @@ TEST_CASE("R05: a row that sees nothing is written, on every path") {
                 CHECK(difference_in_bits(r, nothing) == "");
             };
             gives_nothing("reading an empty cache", [&](sash::output out, std::span<float> lse) {
-                sash::read(h.queries(0, queries), kv_cache(sliding_window{.window = 4, .sinks = 2}, h.shape), out, {.lse = lse});
+                sash::read(h.queries(0, queries), kv_cache(sliding_window{.window = 4, .sinks = 2}, h.shape), out,
+                           {.lse = lse});
             });
             gives_nothing("reading an empty state", [&](sash::output out, std::span<float> lse) {
                 sash::read(h.queries(0, queries), kv_cache(sash::linear{}, h.shape), out, {.lse = lse});
@@ -418,18 +456,22 @@ TEST_CASE("R05: a row that sees nothing is written, on every path") {
                 sash::read(h.queries(0, queries), cache, out, {.lse = lse, .first_query = 1000});
             });
             gives_nothing("far behind the last key, without a cache", [&](sash::output out, std::span<float> lse) {
-                sash::attend(sliding_window{.window = 4}, h.queries(0, queries), h.keys(0, 1), h.values(0, 1), out, {.lse = lse, .first_query = 1000});
+                sash::attend(sliding_window{.window = 4}, h.queries(0, queries), h.keys(0, 1), h.values(0, 1), out,
+                             {.lse = lse, .first_query = 1000});
             });
             gives_nothing("no key at all, without a cache", [&](sash::output out, std::span<float> lse) {
-                sash::attend(full{}, h.queries(0, queries), h.keys(0, 0), h.values(0, 0), out, {.lse = lse, .first_query = 0});
+                sash::attend(full{}, h.queries(0, queries), h.keys(0, 0), h.values(0, 0), out,
+                             {.lse = lse, .first_query = 0});
             });
             gives_nothing("no key at all, in both directions", [&](sash::output out, std::span<float> lse) {
-                sash::attend(full{.causal = false}, h.queries(0, queries), h.keys(0, 0), h.values(0, 0), out, {.lse = lse});
+                sash::attend(full{.causal = false}, h.queries(0, queries), h.keys(0, 0), h.values(0, 0), out,
+                             {.lse = lse});
             });
         }
 }
 
-TEMPLATE_TEST_CASE("R05: rows land where the strides say and nowhere else, in every element type", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R05: rows land where the strides say and nowhere else, in every element type", "", float, float16,
+                   bfloat16) {
     const history h = contents(50, {.heads = 3, .kv_heads = 1, .key_dim = 2, .value_dim = 5});
     const exact_rows expected = softmax_rows(h, window_rule{9, 2});
     const int64 by_token = 3 * 11 * 3 + 4, by_head = 33, by_dim = 3;
@@ -447,7 +489,9 @@ TEMPLATE_TEST_CASE("R05: rows land where the strides say and nowhere else, in ev
                 for (int64 c = 0; c < 5; ++c) {
                     TestType& at = out[index(t * by_token + head * by_head + c * by_dim)];
                     const double want = expected.out[index((t * 3 + head) * 5 + c)];
-                    const double unit = std::is_same_v<TestType, float> ? 1e-5 : std::is_same_v<TestType, float16> ? 0x1p-11 : 0x1p-8;
+                    const double unit = std::is_same_v<TestType, float>     ? 1e-5
+                                        : std::is_same_v<TestType, float16> ? 0x1p-11
+                                                                            : 0x1p-8;
                     REQUIRE(std::abs(double{float{at}} - want) <= 2e-6 + unit * std::abs(want));
                     at = TestType(77.f);
                 }
@@ -461,13 +505,14 @@ TEST_CASE("R05: with poison in every output, lse and scratch, every row of every
             const history h = contents(tokens, {.heads = heads, .kv_heads = 1, .key_dim = 3, .value_dim = 2});
             for (const positions& cut : cuts_of(tokens)) {
                 CAPTURE(tokens, heads, cut.size());
-                CHECK(difference(rows_by<float>({"", form::attend, cut, sash::serial{}}, sliding_window{.window = 20, .sinks = 1}, h),
+                CHECK(difference(rows_by<float>({"", form::attend, cut, sash::serial{}},
+                                                sliding_window{.window = 20, .sinks = 1}, h),
                                  softmax_rows(h, window_rule{20, 1})) == "");
             }
         }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R06
+// ----------------------------------------------------------------------------------------------------------------- R06
 
 TEMPLATE_TEST_CASE("R06: A02 sinks are no exception to causality", "", float, float16, bfloat16) {
     check_means<TestType>({.window = 2, .sinks = 4}, {0, .5f, 1, 1.5f, 2, 2.5f, 17.f / 6, 19.f / 6});
@@ -476,7 +521,8 @@ TEMPLATE_TEST_CASE("R06: A02 sinks are no exception to causality", "", float, fl
 }
 
 TEST_CASE("R06: A03 where sinks and window overlap, a key counts once, however the keys are split") {
-    for (const way& w : every_way(12, {1, 2, 3, 5, 12})) check_weights(sliding_window{.window = 4, .sinks = 3}, {4, 3}, 12, w);
+    for (const way& w : every_way(12, {1, 2, 3, 5, 12}))
+        check_weights(sliding_window{.window = 4, .sinks = 3}, {4, 3}, 12, w);
     const rows r = rows_by<float>(every_way(12)[0], sliding_window{.window = 4, .sinks = 3}, one_hot(12));
     for (int64 j = 0; j < 12; ++j) CHECK(std::abs(r.out[index(4 * 12 + j)] - (j <= 4 ? .2f : 0.f)) <= 1e-6f);
 }
@@ -507,11 +553,12 @@ TEST_CASE("R06: sink logits of each head, over contents, splits and long decodes
     const float logits[] = {-2, 0, 1.5f, 40, -1000, 3};
     const history h = contents(150, {.heads = 6, .kv_heads = 2, .head_dim = 3});
     const exact_rows expected = softmax_rows<float>(
-        h, window_rule{40, 3}, [](double s, int64, int64, int64) { return s; }, [&](int64 head) { return double{logits[head]}; },
-        1 / std::sqrt(3.0));
+        h, window_rule{40, 3}, [](double s, int64, int64, int64) { return s; },
+        [&](int64 head) { return double{logits[head]}; }, 1 / std::sqrt(3.0));
     for (const way& w : every_way(150, {0, 7})) {
         CAPTURE(w.name);
-        CHECK(difference(rows_by<float>(w, sliding_window{.window = 40, .sinks = 3}, h, {.sink_logits = logits}), expected) == "");
+        CHECK(difference(rows_by<float>(w, sliding_window{.window = 40, .sinks = 3}, h, {.sink_logits = logits}),
+                         expected) == "");
     }
 }
 
@@ -541,14 +588,16 @@ TEST_CASE("R06: unfinished rows leave the logit out; merged over disjoint keys a
     floats finished(4);
     sash::partial{.numerator = out, .denominator = 1, .maximum = lse}.finish(finished, logits[0]);
     const exact_rows expected = softmax_rows<float>(
-        h, window_rule{}, [](double s, int64, int64, int64) { return s; }, [&](int64) { return double{logits[0]}; }, .5);
+        h, window_rule{}, [](double s, int64, int64, int64) { return s; }, [&](int64) { return double{logits[0]}; },
+        .5);
     CHECK(difference(finished, std::vector<double>(expected.out.end() - 4, expected.out.end())) == "");
     CHECK(std::abs(lse - expected.lse.back()) <= 1e-5);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R07
+// ----------------------------------------------------------------------------------------------------------------- R07
 
-TEMPLATE_TEST_CASE("R07: the sinks are the first positions, for ever, and the oldest of the others leaves", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R07: the sinks are the first positions, for ever, and the oldest of the others leaves", "", float,
+                   float16, bfloat16) {
     poisoned_memory memory;
     const int64 tokens = 3000;
     history h(tokens, {.head_dim = 1});
@@ -632,9 +681,10 @@ TEST_CASE("R07: sinks survive copy, move, checkpoint, save, rollback and a chang
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- R08
+// ----------------------------------------------------------------------------------------------------------------- R08
 
-TEMPLATE_TEST_CASE("R08: A04 an append longer than the window reads nothing that it has overwritten", "", float, float16, bfloat16) {
+TEMPLATE_TEST_CASE("R08: A04 an append longer than the window reads nothing that it has overwritten", "", float,
+                   float16, bfloat16) {
     const floats expected = means(14, 4, 1);
     CHECK(difference(floats{expected[6], expected[12], expected[13]}, floats{3.6f, 8.4f, 9.2f}) == "");
     const history h = uniform(14);
@@ -642,23 +692,29 @@ TEMPLATE_TEST_CASE("R08: A04 an append longer than the window reads nothing that
     CHECK(difference(fed(cache, h, {13, 1}).out, expected) == "");
     check_means<TestType>({.window = 4, .sinks = 1}, expected, {.capacity = 5});
 
-    const rows first = rows_by<TestType>({"", form::attend, {13, 1}, sash::serial{}}, sliding_window{.window = 4, .sinks = 1}, h);
+    const rows first =
+        rows_by<TestType>({"", form::attend, {13, 1}, sash::serial{}}, sliding_window{.window = 4, .sinks = 1}, h);
     for (int again = 0; again < 50; ++again)  // nothing is left to the order in which threads come
-        REQUIRE(difference_in_bits(rows_by<TestType>({"", form::attend, {13, 1}, threads{4}}, sliding_window{.window = 4, .sinks = 1}, h),
+        REQUIRE(difference_in_bits(rows_by<TestType>({"", form::attend, {13, 1}, threads{4}},
+                                                     sliding_window{.window = 4, .sinks = 1}, h),
                                    first) == "");
 }
 
 TEMPLATE_TEST_CASE("R08: A05 however the tokens are cut, the rows are the same", "", float, float16, bfloat16) {
     positions alternating;
-    for (int64 left = 40; left > 0; left -= alternating.back()) alternating.push_back(alternating.size() % 2 == 0 ? 1 : std::min<int64>(5, left));
+    for (int64 left = 40; left > 0; left -= alternating.back())
+        alternating.push_back(alternating.size() % 2 == 0 ? 1 : std::min<int64>(5, left));
     const history h = contents(40, {.heads = 2, .kv_heads = 1, .head_dim = 7}), probe = uniform(40);
     const exact_rows expected = softmax_rows<TestType>(h, window_rule{6, 2});
-    for (const positions& cut : {positions(40, 1), positions{40}, positions{7, 7, 7, 7, 7, 5}, positions{3, 1, 9, 1, 6, 20}, alternating})
+    for (const positions& cut :
+         {positions(40, 1), positions{40}, positions{7, 7, 7, 7, 7, 5}, positions{3, 1, 9, 1, 6, 20}, alternating})
         for (const named_runner& by : runners()) {
             CAPTURE(cut.size(), by.name);
-            kv_cache<sliding_window, TestType> cache({.window = 6, .sinks = 2}, h.shape), other({.window = 6, .sinks = 2}, probe.shape);
+            kv_cache<sliding_window, TestType> cache({.window = 6, .sinks = 2}, h.shape),
+                other({.window = 6, .sinks = 2}, probe.shape);
             CHECK(difference(fed(cache, h, cut, {.run = by.run}), expected) == "");
-            CHECK(difference(floats{fed(other, probe, cut, {.run = by.run}).out[13]}, floats{8}) == "");  // sees 0, 1, 8 … 13
+            CHECK(difference(floats{fed(other, probe, cut, {.run = by.run}).out[13]}, floats{8}) ==
+                  "");  // sees 0, 1, 8 … 13
         }
     for (const way& w : every_way<TestType>(40)) {
         CAPTURE(w.name);
@@ -678,7 +734,8 @@ TEST_CASE("R08: random cuts, windows, sinks and rounds") {
         positions cut;
         for (int64 left = tokens; left > 0; left -= cut.back()) cut.push_back(std::min(left, pick(1, pick(1, 200))));
         CAPTURE(seed, n, tokens, window, sinks, storage.rollback_slack, storage.piece, cut);
-        REQUIRE(difference(rows_by<float>({"", form::attend, cut, sash::serial{}}, sliding_window{.window = window, .sinks = sinks}, h, {}, storage),
+        REQUIRE(difference(rows_by<float>({"", form::attend, cut, sash::serial{}},
+                                          sliding_window{.window = window, .sinks = sinks}, h, {}, storage),
                            softmax_rows(h, window_rule{window, sinks})) == "");
     }
 }

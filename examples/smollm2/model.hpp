@@ -2,8 +2,8 @@
 /// \file
 /// A Llama-style language model: RMSNorm, grouped-query attention with rotary positions, SwiGLU, tied embeddings.
 ///
-/// The weights know nothing of attention policies, and the model touches attention in one place, `attend` below: a
-/// cache per layer and one call of sash. `transformer` is a template on the cache for the sake of that line alone.
+/// The weights know nothing of attention policies, and the model touches attention in one place, attention.cpp: a cache
+/// per layer and one call of sash. `transformer` is a template on the cache for the sake of that line alone.
 #include "dense.hpp"
 
 #include <chrono>
@@ -119,21 +119,8 @@ public:
     double attention_seconds() const { return attention_seconds_; }
 
 private:
-    /// The whole of attention: the rows of qkv_ are [queries | keys | values], read where they lie.
-    void attend(Cache& layer) {
-        const auto start = std::chrono::steady_clock::now();
-        const model_config& c = model_.config;
-        const index tokens = qkv_.rows(), width = qkv_.cols(), d = c.head_dim;
-        const float* const q = qkv_.data();
-        const float* const k = q + c.heads * d;
-        const float* const v = k + c.kv_heads * d;
-        attended_.resize(tokens, c.heads * d);
-        sash::attend({q, tokens, c.heads, d, width, d},     // [tokens, heads, dim], then two strides
-                     {k, tokens, c.kv_heads, d, width, d},  //
-                     {v, tokens, c.kv_heads, d, width, d},  //
-                     layer, {attended_.data(), tokens, c.heads, d}, {.run = run_});
-        attention_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    }
+    /// attended_ = attention over everything the layer's cache holds, the tokens of qkv_ included: see attention.cpp.
+    void attend(Cache& layer);
 
     const weights& model_;
     crew run_;

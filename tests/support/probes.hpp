@@ -1,8 +1,8 @@
 #pragma once
-// What the rules (rules_*.cpp) are tested with. The oracle asks the library nothing: who sees whom, rounding and sums are
-// written here once more, in double, over the whole history as it was before any of it was stored.
+// What the rules (rules_*.cpp) are tested with. The oracle asks the library nothing: who sees whom, rounding and sums
+// are written here once more, in double, over the whole history as it was before any of it was stored.
 //
-//     uniform probe    Q = K = 0, so every visible key weighs the same; V[j] = j gives the mean of the visible positions
+//     uniform probe    Q = K = 0, so every visible key weighs the same; V[j] = j gives the mean of the positions seen
 //     one-hot probe    Q = K = 0, V[j] = e_j: column j of a row is the weight of key j, so a wrong key is named
 //     content probe    x(n) = ((37 n + 11) mod 101) / 50 - 1 fills Q, K and V: the order shows, and nothing is random
 #include <sash/sash.hpp>
@@ -30,7 +30,7 @@ inline constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
 inline std::size_t index(int64 i) { return static_cast<std::size_t>(i); }
 
-// ---------------------------------------------------------------------------------------------------- who sees whom, again
+// ------------------------------------------------------------------------------------------------ who sees whom, again
 
 // V(i) of a window with sinks; without a limit on either it is full attention.
 struct window_rule {
@@ -38,7 +38,7 @@ struct window_rule {
     bool operator()(int64 i, int64 j) const { return j >= 0 && j <= i && (i - j < window || j < sinks); }
 };
 
-// ------------------------------------------------------------------------------------------------------- numbers as stored
+// --------------------------------------------------------------------------------------------------- numbers as stored
 
 // x in a binary format of so many significant bits, to nearest, ties to even.
 inline double nearest(double x, int significant, int least_exponent, double largest) {
@@ -55,7 +55,7 @@ double stored(float x) {
     return x;
 }
 
-// ------------------------------------------------------------------------------------------------------------- the history
+// --------------------------------------------------------------------------------------------------------- the history
 
 inline float content(int64 n) { return static_cast<float>((37 * n + 11) % 101) / 50 - 1; }
 
@@ -83,7 +83,9 @@ struct history {
     sash::input values(int64 first, int64 count) const {
         return {value.data() + first * shape.kv_heads * shape.value_dim, count, shape.kv_heads, shape.value_dim};
     }
-    float* value_row(int64 token, int64 head = 0) { return value.data() + (token * shape.kv_heads + head) * shape.value_dim; }
+    float* value_row(int64 token, int64 head = 0) {
+        return value.data() + (token * shape.kv_heads + head) * shape.value_dim;
+    }
     float* key_row(int64 token, int64 head = 0) { return key.data() + (token * shape.kv_heads + head) * shape.key_dim; }
 
     // The first n tokens.
@@ -120,7 +122,7 @@ inline history contents(int64 tokens, sash::shape s, int64 from = 0) {
     return h;
 }
 
-// -------------------------------------------------------------------------------------------------------------- the oracle
+// ---------------------------------------------------------------------------------------------------------- the oracle
 
 // Output rows [tokens, heads, value_dim] and log-sum-exps [tokens, heads].
 template <class Number>
@@ -130,12 +132,13 @@ struct rows_of {
 using rows = rows_of<float>;
 using exact_rows = rows_of<double>;
 
-// Softmax attention of every query of the history over the keys that rule(i, j) shows it. `stage(s, head, i, j)` is what
-// happens to the scaled score before the softmax; `sink(head)` a logit in the denominator alone.
+// Softmax attention of every query of the history over the keys that rule(i, j) shows it. `stage(s, head, i, j)` is
+// what happens to the scaled score before the softmax; `sink(head)` a logit in the denominator alone.
 template <class Element, class Rule, class Stage, class Sink>
 exact_rows softmax_rows(const history& h, const Rule& sees, const Stage& stage, const Sink& sink, double scale) {
     const sash::shape& s = h.shape;
-    exact_rows r{std::vector<double>(index(h.tokens * h.row_floats())), std::vector<double>(index(h.tokens * s.heads), -infinity)};
+    exact_rows r{std::vector<double>(index(h.tokens * h.row_floats())),
+                 std::vector<double>(index(h.tokens * s.heads), -infinity)};
     for (int64 i = 0; i < h.tokens; ++i)
         for (int64 head = 0; head < s.heads; ++head) {
             const int64 kv = head / (s.heads / s.kv_heads);
@@ -158,7 +161,8 @@ exact_rows softmax_rows(const history& h, const Rule& sees, const Stage& stage, 
             for (int64 c = 0; c < s.value_dim; ++c) {
                 double sum = 0;
                 for (const auto& [j, score] : seen)
-                    sum += std::exp(score - most) * stored<Element>(h.value[index((j * s.kv_heads + kv) * s.value_dim + c)]);
+                    sum += std::exp(score - most) *
+                           stored<Element>(h.value[index((j * s.kv_heads + kv) * s.value_dim + c)]);
                 r.out[index((i * s.heads + head) * s.value_dim + c)] = sum / mass;
             }
         }
@@ -168,7 +172,8 @@ exact_rows softmax_rows(const history& h, const Rule& sees, const Stage& stage, 
 template <class Element = float, class Rule>
 exact_rows softmax_rows(const history& h, const Rule& sees) {
     return softmax_rows<Element>(
-        h, sees, [](double s, int64, int64, int64) { return s; }, [](int64) { return -infinity; }, 1 / std::sqrt(double(h.shape.key_dim)));
+        h, sees, [](double s, int64, int64, int64) { return s; }, [](int64) { return -infinity; },
+        1 / std::sqrt(double(h.shape.key_dim)));
 }
 
 // Normalised linear attention with phi = elu + 1, as the sum over keys that it is.
@@ -191,14 +196,16 @@ inline exact_rows linear_rows(const history& h) {
                     sum[index(c)] += weight * h.value[index((j * s.kv_heads + kv) * s.value_dim + c)];
             }
             r.lse[index(i * s.heads + head)] = std::log(mass);
-            for (int64 c = 0; c < s.value_dim; ++c) r.out[index((i * s.heads + head) * s.value_dim + c)] = sum[index(c)] / mass;
+            for (int64 c = 0; c < s.value_dim; ++c)
+                r.out[index((i * s.heads + head) * s.value_dim + c)] = sum[index(c)] / mass;
         }
     return r;
 }
 
-// --------------------------------------------------------------------------------------------------------------- comparing
+// ----------------------------------------------------------------------------------------------------------- comparing
 
-// Empty where |a - b| <= 1e-6 + 1e-5 |b| everywhere (times `factor`), else a sentence about the first number that is not so.
+// Empty where |a - b| <= 1e-6 + 1e-5 |b| everywhere (times `factor`), else a sentence about the first number that is
+// not so.
 template <class Number>
 std::string difference(const floats& got, const std::vector<Number>& expected, double factor = 1) {
     if (got.size() != expected.size())
@@ -222,7 +229,8 @@ inline std::string difference_in_bits(const floats& got, const floats& expected)
         return std::to_string(got.size()) + " numbers instead of " + std::to_string(expected.size());
     for (std::size_t n = 0; n < got.size(); ++n)
         if (std::memcmp(&got[n], &expected[n], sizeof(float)) != 0)
-            return "number " + std::to_string(n) + " is " + std::to_string(got[n]) + ", was " + std::to_string(expected[n]);
+            return "number " + std::to_string(n) + " is " + std::to_string(got[n]) + ", was " +
+                   std::to_string(expected[n]);
     return "";
 }
 inline std::string difference_in_bits(const rows& got, const rows& expected) {
@@ -235,13 +243,12 @@ template <class F>
 std::string refusal(F&& f) {
     try {
         f();
-    } catch (const sash::error& e) {
-        return e.what();
-    }
+    } catch (const sash::error& e) { return e.what(); }
     return "";
 }
 inline bool names(const std::string& sentence, std::initializer_list<const char*> words) {
-    return std::all_of(words.begin(), words.end(), [&](const char* w) { return sentence.find(w) != std::string::npos; });
+    return std::all_of(words.begin(), words.end(),
+                       [&](const char* w) { return sentence.find(w) != std::string::npos; });
 }
 
 template <class Numbers>
@@ -262,25 +269,33 @@ inline positions range(int64 first, int64 last) {
     return p;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ memory
+// -------------------------------------------------------------------------------------------------------------- memory
 
-// A source that fills what it hands out, 0xff (NaN in every element type) unless said, and again what comes back; counts;
-// and has no memory left when it is told so. Used from several threads.
+// A source that fills what it hands out, 0xff (NaN in every element type) unless said, and again what comes back;
+// counts; and has no memory left when it is told so. Used from several threads.
 class poisoned_memory {
 public:
-    explicit poisoned_memory(int pattern = 0xff) : fill_([pattern](void* p, std::size_t n) { std::memset(p, pattern, n); }) {}
-    explicit poisoned_memory(float number) : fill_([number](void* p, std::size_t n) {
-        for (std::size_t at = 0; at + sizeof number <= n; at += sizeof number) std::memcpy(static_cast<std::byte*>(p) + at, &number, sizeof number);
-    }) {}
+    explicit poisoned_memory(int pattern = 0xff)
+        : fill_([pattern](void* p, std::size_t n) { std::memset(p, pattern, n); }) {}
+    explicit poisoned_memory(float number)
+        : fill_([number](void* p, std::size_t n) {
+              for (std::size_t at = 0; at + sizeof number <= n; at += sizeof number)
+                  std::memcpy(static_cast<std::byte*>(p) + at, &number, sizeof number);
+          }) {}
     poisoned_memory(const poisoned_memory&) = delete;
 
     sash::memory_source source() {
-        return {[](void* self, std::size_t size, std::size_t alignment) { return static_cast<poisoned_memory*>(self)->take(size, alignment); },
-                [](void* self, void* p, std::size_t size, std::size_t) { static_cast<poisoned_memory*>(self)->give(p, size); }, this};
+        return {[](void* self, std::size_t size, std::size_t alignment) {
+                    return static_cast<poisoned_memory*>(self)->take(size, alignment);
+                },
+                [](void* self, void* p, std::size_t size, std::size_t) {
+                    static_cast<poisoned_memory*>(self)->give(p, size);
+                },
+                this};
     }
 
-    std::atomic<int64> allocations{0};          // ever
-    std::atomic<int64> bytes{0};                // held now
+    std::atomic<int64> allocations{0};               // ever
+    std::atomic<int64> bytes{0};                     // held now
     std::atomic<int64> left{std::int64_t{1} << 60};  // allocations until there is no memory any more
 
 private:
@@ -301,7 +316,7 @@ private:
     std::function<void(void*, std::size_t)> fill_;
 };
 
-// ----------------------------------------------------------------------------------------------------------------- runners
+// ------------------------------------------------------------------------------------------------------------- runners
 
 // A runner on threads of its own; the tasks are dealt out from the last to the first, to meet no order that helps.
 struct threads {
@@ -322,14 +337,18 @@ struct named_runner {
     sash::runner run;
 };
 inline std::vector<named_runner> runners() {
-    return {{"serial", sash::serial{}},
+    return {
+        {"serial", sash::serial{}},
 #if defined(_OPENMP)
             {"openmp of 3", sash::openmp{3}},
 #endif
-            {"std::thread x 4", threads{4}}};
+        {
+            "std::thread x 4", threads { 4 }
+        }
+    };
 }
 
-// --------------------------------------------------------------------------------------------------- every way to the rows
+// ----------------------------------------------------------------------------------------------- every way to the rows
 
 // How the tokens of a sequence are cut into calls.
 inline std::vector<positions> cuts_of(int64 tokens) {
@@ -350,8 +369,8 @@ struct way {
     int64 key_piece = 0;
 };
 
-// All forms of the verb, each with every cut and every runner. `append_then_read` needs every token by itself; what has no
-// cache has no storage type.
+// All forms of the verb, each with every cut and every runner. `append_then_read` needs every token by itself; what has
+// no cache has no storage type.
 template <class Element = float>
 std::vector<way> every_way(int64 tokens, std::vector<int64> key_pieces = {0}) {
     std::vector<way> ways;
@@ -363,7 +382,8 @@ std::vector<way> every_way(int64 tokens, std::vector<int64> key_pieces = {0}) {
                 ways.push_back({"attend" + calls, form::attend, cut, by.run, piece});
                 ways.push_back({"batch" + calls, form::batch, cut, by.run, piece});
             }
-            ways.push_back({"append, then read" + ending, form::append_then_read, positions(index(tokens), 1), by.run, piece});
+            ways.push_back(
+                {"append, then read" + ending, form::append_then_read, positions(index(tokens), 1), by.run, piece});
             if (std::is_same_v<Element, float>)
                 ways.push_back({"without a cache" + ending, form::without_cache, {tokens}, by.run, piece});
         }
@@ -372,7 +392,8 @@ std::vector<way> every_way(int64 tokens, std::vector<int64> key_pieces = {0}) {
 
 // Empty rows, poisoned: a row that nobody writes shows.
 inline rows unwritten(const history& h) {
-    return {floats(index(h.tokens * h.row_floats()), not_a_number), floats(index(h.tokens * h.shape.heads), not_a_number)};
+    return {floats(index(h.tokens * h.row_floats()), not_a_number),
+            floats(index(h.tokens * h.shape.heads), not_a_number)};
 }
 inline std::span<float> lse_of(rows& r, const history& h, int64 first, int64 count) {
     return std::span(r.lse).subspan(index(first * h.shape.heads), index(count * h.shape.heads));
@@ -414,7 +435,8 @@ rows appended_then_read(sash::kv_cache<Policy, Element>& cache, const history& h
 
 // Two neighbours of other lengths go along: one begins before, one behind this sequence.
 template <class Policy, class Element>
-rows in_a_batch(sash::kv_cache<Policy, Element>& cache, const history& h, const positions& cut, const sash::options& how) {
+rows in_a_batch(sash::kv_cache<Policy, Element>& cache, const history& h, const positions& cut,
+                const sash::options& how) {
     rows r = unwritten(h);
     using cache_type = sash::kv_cache<Policy, Element>;
     const history other = contents(h.tokens + 7, h.shape, 5);
@@ -424,12 +446,15 @@ rows in_a_batch(sash::kv_cache<Policy, Element>& cache, const history& h, const 
     int64 first = 0;
     for (const int64 n : cut) {
         const auto asks = [&](const history& from, rows& to, int64 at, int64 count, cache_type& in) {
-            return sash::request<cache_type>{.tokens = {.query = from.queries(at, count), .key = from.keys(at, count), .value = from.values(at, count)},
+            return sash::request<cache_type>{.tokens = {.query = from.queries(at, count),
+                                                        .key = from.keys(at, count),
+                                                        .value = from.values(at, count)},
                                              .cache = &in,
                                              .out = from.rows(to.out, at, count),
                                              .lse = has_lse<Policy> ? lse_of(to, from, at, count) : std::span<float>{}};
         };
-        sash::request<cache_type> requests[] = {asks(other, ignored, first, n + 2 > 7 ? 1 : n + 2, before), asks(h, r, first, n, cache),
+        sash::request<cache_type> requests[] = {asks(other, ignored, first, n + 2 > 7 ? 1 : n + 2, before),
+                                                asks(h, r, first, n, cache),
                                                 asks(other, ignored_too, first, n, behind)};
         sash::attend(requests, how);
         first += n;
@@ -439,21 +464,27 @@ rows in_a_batch(sash::kv_cache<Policy, Element>& cache, const history& h, const 
 
 // The rows of h under a policy, got in one of the ways, with poison in all the memory that the library is handed.
 template <class Element, class Policy>
-rows rows_by(const way& w, const Policy& policy, const history& h, const sash::score& score = {}, sash::storage storage = {}) {
+rows rows_by(const way& w, const Policy& policy, const history& h, const sash::score& score = {},
+             sash::storage storage = {}) {
     poisoned_memory memory;
     storage.memory = memory.source();
     sash::workspace scratch(0, memory.source());
     sash::options how{.run = w.run, .workspace = &scratch, .key_piece = w.key_piece};
     sash::kv_cache<Policy, Element> cache(policy, h.shape, score, storage);
     switch (w.form) {
-        case form::attend: return fed(cache, h, w.cut, how);
-        case form::append_then_read: return appended_then_read(cache, h, how);
-        case form::batch: return in_a_batch(cache, h, w.cut, how);
-        case form::without_cache: break;
+        case form::attend:
+            return fed(cache, h, w.cut, how);
+        case form::append_then_read:
+            return appended_then_read(cache, h, how);
+        case form::batch:
+            return in_a_batch(cache, h, w.cut, how);
+        case form::without_cache:
+            break;
     }
     rows r = unwritten(h);
     if (has_lse<Policy>) how.lse = r.lse;
-    sash::attend(policy, h.queries(0, h.tokens), h.keys(0, h.tokens), h.values(0, h.tokens), h.rows(r.out, 0, h.tokens), how, score);
+    sash::attend(policy, h.queries(0, h.tokens), h.keys(0, h.tokens), h.values(0, h.tokens), h.rows(r.out, 0, h.tokens),
+                 how, score);
     return r;
 }
 

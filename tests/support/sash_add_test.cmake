@@ -1,8 +1,8 @@
-# sash_add_test(<name> [ARCHS native avx2 baseline] [VARIANTS clang asan tsan tsan_threads] [LIBRARIES <target>…])
+# sash_add_test(<name> [ARCHS native avx2 baseline] [VARIANTS clang asan tsan tsan_threads] [OPTIONS <flag>…])
 #
 # Builds tests/<name>.cpp as test_<name> and registers it with ctest as <name>. Each further member of ARCHS makes one
-# more executable, <name>.<arch>. VARIANTS are built where SASH_TEST_VARIANTS is on, and leave out the cases tagged
-# [slow]:
+# more executable, <name>.<arch>. OPTIONS go to the compiler of each. VARIANTS are built where SASH_TEST_VARIANTS is on,
+# and leave out the cases tagged [slow]:
 #   clang         with clang++ and its OpenMP runtime
 #   asan          with AddressSanitizer and UndefinedBehaviorSanitizer, by the compiler of the build
 #   tsan          with ThreadSanitizer and OpenMP, by clang++: gcc's OpenMP runtime is not instrumented
@@ -13,7 +13,7 @@ set(SASH_TEST_LIBRARIES sash::openmp sash::eigen Catch2::Catch2WithMain)
 set(SASH_TEST_TIMEOUT 600)
 
 function(sash_add_test name)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "ARCHS;VARIANTS;LIBRARIES")
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "ARCHS;VARIANTS;OPTIONS")
     if(NOT EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${name}.cpp)
         return()
     endif()
@@ -29,8 +29,9 @@ function(sash_add_test name)
             set(test ${name}.${arch})
         endif()
         add_executable(${target} ${name}.cpp)
-        target_compile_options(${target} PRIVATE ${SASH_WARNINGS_BESIDE_EIGEN} ${SASH_OPTIMISATION} ${SASH_ARCH_${arch}})
-        target_link_libraries(${target} PRIVATE ${SASH_TEST_LIBRARIES} ${arg_LIBRARIES})
+        target_compile_options(${target} PRIVATE ${SASH_WARNINGS_BESIDE_EIGEN} ${SASH_OPTIMISATION} ${SASH_ARCH_${arch}}
+            ${arg_OPTIONS})
+        target_link_libraries(${target} PRIVATE ${SASH_TEST_LIBRARIES})
         if(arch STREQUAL "avx2" AND NOT SASH_CAN_RUN_AVX2)
             continue()  # built, and not run
         endif()
@@ -41,7 +42,7 @@ function(sash_add_test name)
 
     if(SASH_TEST_VARIANTS)
         foreach(variant IN LISTS arg_VARIANTS)
-            sash_add_variant(${name} ${variant})
+            sash_add_variant(${name} ${variant} ${arg_OPTIONS})
         endforeach()
     endif()
 endfunction()
@@ -126,7 +127,7 @@ function(sash_add_variant name variant)
         list(APPEND catch $<TARGET_FILE:Catch2::Catch2>)
     endif()
     add_custom_command(OUTPUT ${program}
-        COMMAND ${SASH_VARIANT_${variant}_COMPILER} ${SASH_COMPILE} ${SASH_VARIANT_${variant}_FLAGS}
+        COMMAND ${SASH_VARIANT_${variant}_COMPILER} ${SASH_COMPILE} ${SASH_VARIANT_${variant}_FLAGS} ${ARGN}
             -MD -MF ${program}.d -MT ${program} ${source} -o ${program} ${catch} -pthread
         DEPENDS ${source}
         DEPFILE ${program}.d

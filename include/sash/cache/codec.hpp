@@ -67,6 +67,9 @@ struct codec {
     template <class Build>
     static void store(std::byte* block, int64 lane, int64 count, int64 key_dim, int64 value_dim, const float* keys,
                       int64 key_stride, const float* values, int64 value_stride) {
+        // Every dimension of a key lies in a line of its own: ask for all of them before waiting for the first.
+        for (int64 d = 0; d < key_dim; d += words::value)
+            cpu::prefetch_to_write(reinterpret_cast<Element*>(block) + key_at(d, lane));
         for (int64 token = 0; token < count; ++token)
             store_key<Build>(block, lane + token, key_dim, keys + token * key_stride);
 

@@ -77,13 +77,17 @@ private:
 template <class Build>
 void pack_queries(query_tile<Build>& tile, int frame, const float* const* rows, float factor) {
     constexpr int64 pitch = query_tile<Build>::capacity;
+    const float factors[4] = {factor, factor, factor, factor};
     float* to = tile.query + frame * tile.key_dim * pitch;
     int64 r = 0;
     for (; r + 4 <= tile.rows; r += 4) {
+        for (int64 i = r + 4; i < r + 8 && i < tile.rows;
+             ++i)  // rows are short and lie apart: the machine guesses none
+            for (int64 line = 0; line < tile.key_dim; line += 16) prefetch(rows[i] + line);
         int64 d = 0;
-        for (; d + 4 <= tile.key_dim; d += 4)
-            transpose_4x4(rows[r] + d, rows[r + 1] + d, rows[r + 2] + d, rows[r + 3] + d, factor, to + d * pitch + r,
-                          pitch);
+        for (float* at = to + r; d + 4 <= tile.key_dim; d += 4, at += 4 * pitch)
+            transpose_4x4(rows[r] + d, rows[r + 1] + d, rows[r + 2] + d, rows[r + 3] + d, factors, at, at + pitch,
+                          at + 2 * pitch, at + 3 * pitch);
         for (; d < tile.key_dim; ++d)
             for (int64 i = r; i < r + 4; ++i) to[d * pitch + i] = factor * rows[i][d];
     }
@@ -463,19 +467,39 @@ void settle(query_tile<Build>& tile) {
     }
 }
 
-/// Writes the numerators as rows: [rows][value_pitch].
+/// Writes the numerators as rows: rows[r][c] = factor[r] · numerator for c < value_dim. `factor` has `capacity` numbers:
+/// ones for partials, 1 / denominator for outputs (and 0 where that is 0).
+template <class Build>
+void unpack(const query_tile<Build>& tile, float* const* rows, const float* factor) {
+    constexpr int64 pitch = query_tile<Build>::capacity;
+    int64 r = 0;
+    for (; r + 4 <= tile.rows; r += 4) {
+        for (int64 i = r + 4; i < r + 8 && i < tile.rows; ++i)
+            for (int64 line = 0; line < tile.value_dim; line += 16) prefetch_to_write(rows[i] + line);
+        int64 c = 0;
+        for (const float* from = tile.numerator + r; c + 4 <= tile.value_dim; c += 4, from += 4 * pitch)
+            transpose_4x4(from, from + pitch, from + 2 * pitch, from + 3 * pitch, factor + r, rows[r] + c,
+                          rows[r + 1] + c, rows[r + 2] + c, rows[r + 3] + c);
+        for (; c < tile.value_dim; ++c)
+            for (int64 i = r; i < r + 4; ++i) rows[i][c] = factor[i] * tile.numerator[c * pitch + i];
+    }
+    for (; r < tile.rows; ++r)
+        for (int64 c = 0; c < tile.value_dim; ++c) rows[r][c] = factor[r] * tile.numerator[c * pitch + r];
+}
+
+/// The same into [rows][value_pitch], as they are; columns from value_dim on become 0.
 template <class Build>
 void unpack(const query_tile<Build>& tile, float* numerator) {
-    constexpr int64 pitch = query_tile<Build>::capacity;
-    for (int64 c = 0; c < tile.value_pitch; c += 4) {
-        const float* from = tile.numerator + c * pitch;
-        int64 r = 0;
-        for (; r + 4 <= tile.rows; r += 4)
-            transpose_4x4(from + r, from + pitch + r, from + 2 * pitch + r, from + 3 * pitch + r, 1.0f,
-                          numerator + r * tile.value_pitch + c, tile.value_pitch);
-        for (; r < tile.rows; ++r)
-            for (int64 i = 0; i < 4; ++i) numerator[r * tile.value_pitch + c + i] = from[i * pitch + r];
+    constexpr int capacity = query_tile<Build>::capacity;
+    float* rows[capacity];
+    float ones[capacity];
+    for (int r = 0; r < capacity; ++r) {
+        rows[r] = numerator + r * tile.value_pitch;
+        ones[r] = 1.0f;
     }
+    unpack(tile, rows, ones);
+    for (int r = 0; r < tile.rows; ++r)
+        for (int64 c = tile.value_dim; c < tile.value_pitch; ++c) rows[r][c] = 0;
 }
 
 }  // namespace sash::cpu

@@ -71,6 +71,12 @@ SASH_INLINE void prefetch([[maybe_unused]] const void* p) {
 #endif
 }
 
+SASH_INLINE void prefetch_to_write([[maybe_unused]] const void* p) {
+#if defined(__GNUC__)
+    __builtin_prefetch(p, 1, 3);
+#endif
+}
+
 // ---- bits
 
 SASH_INLINE floats as_floats(integers x) {
@@ -234,25 +240,26 @@ SASH_INLINE void store(bfloat16* p, floats x) {
 
 // ---- transposing
 
-/// to[c][r] = factor · row_r[c] for four rows of four: the step every transposition here is made of.
-SASH_INLINE void transpose_4x4(const float* row0, const float* row1, const float* row2, const float* row3, float factor,
-                               float* to, int64 pitch) {
+/// to_c[r] = row_r[c] · factor[c] for four rows of four: the step that every transposition here is made of.
+SASH_INLINE void transpose_4x4(const float* row0, const float* row1, const float* row2, const float* row3,
+                               const float* factor, float* to0, float* to1, float* to2, float* to3) {
 #if defined(__SSE2__)
-    const __m128 f = _mm_set1_ps(factor);
+    const __m128 f = _mm_loadu_ps(factor);
     const __m128 a = _mm_mul_ps(_mm_loadu_ps(row0), f), b = _mm_mul_ps(_mm_loadu_ps(row1), f);
     const __m128 c = _mm_mul_ps(_mm_loadu_ps(row2), f), d = _mm_mul_ps(_mm_loadu_ps(row3), f);
     const __m128 ac_low = _mm_unpacklo_ps(a, c), ac_high = _mm_unpackhi_ps(a, c);
     const __m128 bd_low = _mm_unpacklo_ps(b, d), bd_high = _mm_unpackhi_ps(b, d);
-    _mm_storeu_ps(to, _mm_unpacklo_ps(ac_low, bd_low));
-    _mm_storeu_ps(to + pitch, _mm_unpackhi_ps(ac_low, bd_low));
-    _mm_storeu_ps(to + 2 * pitch, _mm_unpacklo_ps(ac_high, bd_high));
-    _mm_storeu_ps(to + 3 * pitch, _mm_unpackhi_ps(ac_high, bd_high));
+    _mm_storeu_ps(to0, _mm_unpacklo_ps(ac_low, bd_low));
+    _mm_storeu_ps(to1, _mm_unpackhi_ps(ac_low, bd_low));
+    _mm_storeu_ps(to2, _mm_unpacklo_ps(ac_high, bd_high));
+    _mm_storeu_ps(to3, _mm_unpackhi_ps(ac_high, bd_high));
 #else
-    for (int c = 0; c < 4; ++c, to += pitch) {
-        to[0] = factor * row0[c];
-        to[1] = factor * row1[c];
-        to[2] = factor * row2[c];
-        to[3] = factor * row3[c];
+    float* const to[4] = {to0, to1, to2, to3};
+    for (int c = 0; c < 4; ++c) {
+        to[c][0] = row0[c] * factor[c];
+        to[c][1] = row1[c] * factor[c];
+        to[c][2] = row2[c] * factor[c];
+        to[c][3] = row3[c] * factor[c];
     }
 #endif
 }
