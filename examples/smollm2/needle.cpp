@@ -4,6 +4,7 @@
 #include "commands.hpp"
 #include "policies.hpp"
 #include "progress.hpp"
+#include "report.hpp"
 #include "session.hpp"
 
 #include <nlohmann/json.hpp>
@@ -217,6 +218,7 @@ int needle(arguments& options) {
     const std::string text_name = options.value("--text", default_text);
     const index from = options.number<index>("--from", 3000, 0);
     const std::string json = options.value("--json", "");
+    check_writable(json);
     const session s = open_session(options);
     text novel = load_text(s, text_name, from + std::ranges::max(lengths) + 200);
     novel.tokens.erase(novel.tokens.begin(),
@@ -243,9 +245,9 @@ int needle(arguments& options) {
     std::printf("\nby depth: # found, o missed though in the window, . missed outside it, ! found outside it\n");
     if (!json.empty()) {
         std::ofstream file(json);
-        if (!file) throw std::runtime_error("cannot write " + json);
-        file << nlohmann::ordered_json{{"model", s.model.config.name}, {"text", novel.name}, {"needles", rows}}.dump(1)
-             << "\n";
+        const nlohmann::ordered_json all = {{"model", s.model.config.name}, {"text", novel.name}, {"needles", rows}};
+        using on_error = nlohmann::ordered_json::error_handler_t;  // an answer may end within a character
+        file << all.dump(1, ' ', false, on_error::replace) << "\n";
     }
     return 0;
 }

@@ -105,6 +105,10 @@ void print_summary(const std::vector<stream_result>& results, sash::int64 longes
         "prefill: the whole model and the loss of every token, in chunks. decode: one token at a time, at the end.\n");
 }
 
+void check_writable(const std::filesystem::path& path) {
+    if (!path.empty() && !std::ofstream(path, std::ios::app)) throw std::runtime_error("cannot write " + path.string());
+}
+
 void write_json(const std::filesystem::path& path, const stream_setting& setting,
                 const std::vector<stream_result>& results) {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();

@@ -48,6 +48,9 @@ void print_perplexities(const stream_result& result);
 /// The tables of cumulative perplexities, of speed and of memory.
 void print_summary(const std::vector<stream_result>& results, sash::int64 longest);
 
+/// Fails now, and not after the work, where a file cannot be written. An empty path is none.
+void check_writable(const std::filesystem::path& path);
+
 void write_json(const std::filesystem::path& path, const stream_setting& setting,
                 const std::vector<stream_result>& results);
 /// Perplexity against position, both on logarithmic scales, a line for every policy.

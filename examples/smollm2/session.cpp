@@ -55,7 +55,7 @@ bool is_prepared(const fs::path& folder) {
 
 session open_session(arguments& options) {
     const std::string named = options.value("--model", "");
-    const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+    const unsigned cores = sash::build::here::has_openmp ? std::max(1u, std::thread::hardware_concurrency()) : 1;
     const int threads = options.number("--threads", static_cast<int>(cores), 1);
     const bool show_progress = options.flag("--progress");
     const bool random = options.flag("--random");

@@ -99,6 +99,8 @@ int stream(arguments& options) {
     const std::string element_name = options.value("--element", "float");
     const sash::scalar element = parse_element(element_name);
     const std::string json = options.value("--json", ""), plot = options.value("--plot", "");
+    check_writable(json);
+    check_writable(plot);
     const stream_options how{.chunk = options.number<index>("--chunk", 256, 1)};
     if (policies.empty() && grid_name.empty() && text_name == "all") policies = parse_policies({"252+4:compact"});
     if (policies.empty() || !grid_name.empty())

@@ -282,7 +282,7 @@ void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen) {
         rescale(t, row, exp2_of(t.maximum[row] - raised));
         t.maximum[row] = raised;
     }
-    const float base = std::bit_cast<std::uint32_t>(t.maximum[row]) == minus_infinity_bits ? 0.0f : t.maximum[row];
+    const float base = is_minus_infinity(t.maximum[row]) ? 0.0f : t.maximum[row];
     floats sum = load(t.sum + row * lanes<Build>);
     for (int i = 0; i < count; ++i) {
         const floats weight = exp2(load(scores + i * lanes<Build>) - floats(base));

@@ -53,10 +53,9 @@ inline constexpr int registers =
     16;
 #endif
 
-/// Minus infinity and friends are made from their bits: under -ffast-math a compiler may assume there are none.
-inline constexpr std::uint32_t minus_infinity_bits = 0xff800000u;
-
-SASH_INLINE float minus_infinity() { return std::bit_cast<float>(minus_infinity_bits); }
+/// Made from its bits, and told by its bits: under -ffast-math a compiler may assume that there is no infinity.
+SASH_INLINE float minus_infinity() { return std::bit_cast<float>(0xff800000u); }
+SASH_INLINE bool is_minus_infinity(float x) { return std::bit_cast<std::uint32_t>(x) == 0xff800000u; }
 
 // ---- memory
 
@@ -156,7 +155,7 @@ SASH_INLINE floats maximum(floats a, floats b) {
 SASH_INLINE floats minimum(floats a, floats b) { return xsimd::select(a < b, a, b); }
 
 SASH_INLINE lane_mask is_minus_infinity(floats x) {
-    return as_float_mask(as_integers(x) == integers(static_cast<std::int32_t>(minus_infinity_bits)));
+    return as_float_mask(as_integers(x) == integers(static_cast<std::int32_t>(0xff800000u)));
 }
 
 /// Sum of the lanes, always in the same order.
