@@ -23,13 +23,13 @@ extern "C" void* aligned_alloc(std::size_t alignment, std::size_t size) noexcept
     void* p = nullptr;
     return posix_memalign(&p, alignment, size) == 0 ? p : nullptr;
 }
-void* operator new(std::size_t size) {
+[[gnu::noinline]] void* operator new(std::size_t size) {
     ++heap_calls;
     if (void* p = std::malloc(size)) return p;
     throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 #endif
 
 namespace {
