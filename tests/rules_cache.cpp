@@ -386,6 +386,24 @@ TEMPLATE_LIST_TEST_CASE(
                 }
 }
 
+TEMPLATE_LIST_TEST_CASE("R12: a slack of several blocks beside a window of a few tokens", "", kinds) {
+    const history h = contents(900, small), drafts = contents(300, small, 7);
+    const exact_rows expected = expected_rows<TestType>(h);
+    for (const int64 slack : {64, 100, 300})
+        for (const int64 step : {int64{1}, int64{7}, slack}) {  // by which the tokens come
+            typename TestType::cache cache(TestType::make(), small, {}, {.rollback_slack = slack});
+            for (int64 at = 0; at < 600; at += step) next_rows(cache, h, at, std::min<int64>(600, at + step));
+            CAPTURE(slack, step);
+            typename TestType::cache fork = cache;
+            fork.rollback(slack);  // tokens that were accepted long ago
+            const int64 back = 600 - slack;
+            CHECK(difference(next_rows(fork, h, back, 900), part(expected, h, back, 900)) == "");
+            next_rows(cache, drafts, 0, slack);
+            cache.rollback(slack);
+            CHECK(difference(next_rows(cache, h, 600, 900), part(expected, h, 600, 900)) == "");
+        }
+}
+
 TEMPLATE_LIST_TEST_CASE("R12: a second rollback without an append in between is exact too, or refused", "", kinds) {
     const history h = contents(80, small);
     for (const int64 slack : {1, 5, 17})

@@ -55,6 +55,14 @@ struct sequence {
 
 }  // namespace
 
+TEST_CASE("R21: this file is compiled with -ffast-math") {
+#if defined(__FAST_MATH__)
+    SUCCEED();
+#else
+    FAIL("it is not, so the other cases show nothing");
+#endif
+}
+
 TEMPLATE_TEST_CASE("R21: under -ffast-math a visible NaN is kept, an invisible one has no influence", "", float,
                    sash::float16, sash::bfloat16) {
     for (const int64 tokens : {10, 200})

@@ -2,6 +2,8 @@
 #include "support/catch.hpp"
 #include "support/probes.hpp"
 
+#include <bit>
+
 using namespace probes;
 using sash::bfloat16;
 using sash::float16;
@@ -710,6 +712,36 @@ TEMPLATE_TEST_CASE("R29: A12 zero, constant, tiny and mixed rows are stored exac
     floats bad = constant(2);
     bad[5] = endless;
     CHECK(stored_as(bad) == bad);
+}
+
+TEMPLATE_TEST_CASE("R29: every number of a narrow type, the ties between them and what lies beside a tie", "", float16,
+                   bfloat16) {
+    const int64 dim = 128;
+    floats numbers;
+    for (std::uint32_t bits = 0; bits + 1 < 0x10000; ++bits) {
+        const float here = std::bit_cast<TestType>(static_cast<std::uint16_t>(bits));
+        const float next = std::bit_cast<TestType>(static_cast<std::uint16_t>(bits + 1));
+        if (!std::isfinite(here) || !std::isfinite(next)) continue;
+        const auto tie = static_cast<float>((double{here} + double{next}) / 2);  // exact: one bit more
+        for (const float x : {here, tie, std::nextafter(tie, here), std::nextafter(tie, next)}) numbers.push_back(x);
+    }
+    numbers.resize((numbers.size() + index(dim) - 1) / index(dim) * index(dim));
+    const auto tokens = static_cast<int64>(numbers.size()) / dim;
+    const floats zero(1, 0.f);
+    floats out(numbers.size(), not_a_number), expected;
+    for (const float x : numbers) expected.push_back(static_cast<float>(stored<TestType>(x)));
+    kv_cache<sliding_window, TestType> cache({.window = 1}, {.key_dim = 1, .value_dim = dim});
+    sash::attend({zero, tokens, 1, 1, 0, 0}, {zero, tokens, 1, 1, 0, 0}, {numbers, tokens, 1, dim}, cache,
+                 {out, tokens, 1, dim});
+    int64 wrong = 0;
+    for (std::size_t n = 0; n < out.size(); ++n) wrong += out[n] != expected[n];
+    for (std::size_t n = 0; n < out.size(); ++n) wrong += float{TestType(numbers[n])} != expected[n];
+    CHECK(wrong == 0);
+    std::vector<TestType> rounded(numbers.size());  // and so are the numbers of an output
+    sash::attend(sliding_window{.window = 1}, {zero, tokens, 1, 1, 0, 0}, {zero, tokens, 1, 1, 0, 0},
+                 {numbers, tokens, 1, dim}, {rounded, tokens, 1, dim});
+    for (std::size_t n = 0; n < out.size(); ++n) wrong += float{rounded[n]} != expected[n];
+    CHECK(wrong == 0);
 }
 
 TEMPLATE_TEST_CASE("R29: A12 over keys of zeros the row is the mean, and a bad row touches no other", "", float,
