@@ -1,5 +1,5 @@
-// Who does the work changes no bit: runners, thread counts, batch neighbours, workspaces. Where keys are split does, within the
-// tolerance, and partials that leave the library merge to the whole.
+// Who does the work changes no bit: runners, thread counts, batch neighbours, workspaces. Where keys are split does,
+// within the tolerance, and partials that leave the library merge to the whole.
 #include "support/catch.hpp"
 #include "support/tensors.hpp"
 
@@ -132,16 +132,22 @@ struct stream {
         decay = tensor(tokens, s.gate_heads, 1);
         numbers random(seed);
         for (tensor* t : {&query, &key, &value}) t->fill(random);
-        decay.for_each([&](int64 t, int64 h, int64 d) { decay.set(t, h, d, -0.02f * static_cast<float>(random.below(8))); });
+        decay.for_each(
+            [&](int64 t, int64 h, int64 d) { decay.set(t, h, d, -0.02f * static_cast<float>(random.below(8))); });
     }
 };
 
 template <class P>
 sash::tokens_of<P> tokens_of(const stream& from, int64 first, int64 count) {
     if constexpr (sash::detail::takes_decay<P>)
-        return {.query = from.query.in(first, count), .key = from.key.in(first, count), .value = from.value.in(first, count), .decay = from.decay.in(first, count)};
+        return {.query = from.query.in(first, count),
+                .key = from.key.in(first, count),
+                .value = from.value.in(first, count),
+                .decay = from.decay.in(first, count)};
     else
-        return {.query = from.query.in(first, count), .key = from.key.in(first, count), .value = from.value.in(first, count)};
+        return {.query = from.query.in(first, count),
+                .key = from.key.in(first, count),
+                .value = from.value.in(first, count)};
 }
 
 // Rows and lse, compared bit by bit.
@@ -149,12 +155,15 @@ struct rows {
     tensor out;
     std::vector<float> lse;
 
-    rows(int64 tokens, const sash::shape& s) : out(tokens, s.heads, s.value_dim), lse(static_cast<std::size_t>(tokens * s.heads), -1) {}
+    rows(int64 tokens, const sash::shape& s)
+        : out(tokens, s.heads, s.value_dim), lse(static_cast<std::size_t>(tokens * s.heads), -1) {}
     std::span<float> lse_of(int64 first, int64 count) {
-        return std::span(lse).subspan(static_cast<std::size_t>(first * out.heads()), static_cast<std::size_t>(count * out.heads()));
+        return std::span(lse).subspan(static_cast<std::size_t>(first * out.heads()),
+                                      static_cast<std::size_t>(count * out.heads()));
     }
     friend bool operator==(const rows& a, const rows& b) {
-        return a.out == b.out && a.lse.size() == b.lse.size() && std::memcmp(a.lse.data(), b.lse.data(), a.lse.size() * sizeof(float)) == 0;
+        return a.out == b.out && a.lse.size() == b.lse.size() &&
+               std::memcmp(a.lse.data(), b.lse.data(), a.lse.size() * sizeof(float)) == 0;
     }
 };
 
@@ -195,8 +204,10 @@ void for_each_kind(F&& f) {
     };
     with(kind<sash::full, float>{"full", {}, {.soft_cap = 5, .alibi = slopes}});
     with(kind<sash::full, sash::bfloat16>{"full, bfloat16"});
-    with(kind<sash::sliding_window, sash::float16>{"window, compact", {.window = 150, .sinks = 4, .frame = sash::frame::compact},
-                                                   {.sink_logits = logits, .rotary = {.frequencies = frequencies, .by = sash::rotates::library}}});
+    with(kind<sash::sliding_window, sash::float16>{
+        "window, compact",
+        {.window = 150, .sinks = 4, .frame = sash::frame::compact},
+        {.sink_logits = logits, .rotary = {.frequencies = frequencies, .by = sash::rotates::library}}});
     with(kind<sash::linear<sash::elu_plus_one, sash::per_head_and_token>, float>{"linear with decay"});
 }
 
@@ -212,7 +223,8 @@ TEST_CASE("R33 R34: every runner and every number of threads gives the same bits
         const rows serial = k.attended(s, {.run = sash::serial{}});
         for_each_runner([&](const sash::runner& run) {
             CHECK(k.attended(s, {.run = run}) == serial);
-            CHECK(k.attended(s, {.run = run, .key_piece = 100}) == k.attended(s, {.run = sash::serial{}, .key_piece = 100}));
+            CHECK(k.attended(s, {.run = run, .key_piece = 100}) ==
+                  k.attended(s, {.run = sash::serial{}, .key_piece = 100}));
         });
     });
 }
@@ -277,10 +289,13 @@ TEST_CASE("R34: batch neighbours change no bit") {
         for (std::size_t i = 0; i < lengths.size(); ++i) {
             cache_type c = prepared(i);
             alone.emplace_back(news[i] + 1, k.shape);
-            sash::attend(tokens_of<P>(streams[i], lengths[i], news[i]), c, alone[i].out.out(0, news[i]), {.lse = alone[i].lse_of(0, news[i])});
-            sash::attend(tokens_of<P>(streams[i], lengths[i] + news[i], 1), c, alone[i].out.out(news[i], 1), {.lse = alone[i].lse_of(news[i], 1)});
+            sash::attend(tokens_of<P>(streams[i], lengths[i], news[i]), c, alone[i].out.out(0, news[i]),
+                         {.lse = alone[i].lse_of(0, news[i])});
+            sash::attend(tokens_of<P>(streams[i], lengths[i] + news[i], 1), c, alone[i].out.out(news[i], 1),
+                         {.lse = alone[i].lse_of(news[i], 1)});
         }
-        for (const std::vector<std::size_t>& together : {std::vector<std::size_t>{0, 1, 2, 3, 4}, {4, 3, 2, 1, 0}, {2}, {1, 3}, {3, 0, 4}}) {
+        for (const std::vector<std::size_t>& together :
+             {std::vector<std::size_t>{0, 1, 2, 3, 4}, {4, 3, 2, 1, 0}, {2}, {1, 3}, {3, 0, 4}}) {
             CAPTURE(together);
             for_each_runner([&](const sash::runner& run) {
                 std::vector<cache_type> caches;
@@ -294,7 +309,8 @@ TEST_CASE("R34: batch neighbours change no bit") {
                     for (std::size_t n = 0; n < together.size(); ++n) {
                         const std::size_t i = together[n];
                         const int64 first = second ? news[i] : 0, count = second ? 1 : news[i];
-                        requests.push_back({tokens_of<P>(streams[i], lengths[i] + first, count), &caches[n], got[n].out.out(first, count), got[n].lse_of(first, count)});
+                        requests.push_back({tokens_of<P>(streams[i], lengths[i] + first, count), &caches[n],
+                                            got[n].out.out(first, count), got[n].lse_of(first, count)});
                     }
                     sash::attend(requests, {.run = run});
                 };
@@ -324,7 +340,8 @@ TEST_CASE("lse is the log-sum-exp of the keys alone, natural, and -inf where the
         kind<sash::sliding_window, float> k{"", {.window = 30, .sinks = 2}};
         if (with_logits) k.score.sink_logits = logits;
         const stream s(200, 4, k.shape);
-        const auto expected = sash::reference::attend(k.policy, k.shape, s.query.in(), s.key.in(), s.value.in(), k.score);
+        const auto expected =
+            sash::reference::attend(k.policy, k.shape, s.query.in(), s.key.in(), s.value.in(), k.score);
         for (const bool finish : {true, false}) {
             CAPTURE(with_logits, finish);
             const rows r = k.attended(s, {.run = sash::serial{}, .finish = finish});
@@ -347,13 +364,14 @@ TEST_CASE("R06: partials over parts of the keys merge to the whole, and a sink l
     const stream s(230, 6, shape);
     const sash::score score{.sink_logits = logits};
     const int64 queries = 9;
-    const auto whole = sash::reference::attend(sash::full{.causal = false}, shape, s.query.in(0, queries), s.key.in(), s.value.in(), score);
+    const auto whole = sash::reference::attend(sash::full{.causal = false}, shape, s.query.in(0, queries), s.key.in(),
+                                               s.value.in(), score);
     const std::vector<int64> ends = {1, 64, 64, 200, 230};  // an empty part among them
 
     const auto part = [&](int64 first, int64 last) {
         rows r(queries, shape);
-        sash::attend(sash::full{.causal = false}, s.query.in(0, queries), s.key.in(first, last - first), s.value.in(first, last - first), r.out.out(),
-                     {.lse = r.lse, .finish = false}, score);
+        sash::attend(sash::full{.causal = false}, s.query.in(0, queries), s.key.in(first, last - first),
+                     s.value.in(first, last - first), r.out.out(), {.lse = r.lse, .finish = false}, score);
         return r;
     };
     std::vector<rows> parts;
@@ -376,14 +394,17 @@ TEST_CASE("R06: partials over parts of the keys merge to the whole, and a sink l
                 for (std::size_t n = 0; n < parts.size(); ++n) {
                     const rows& p = parts[backwards_too ? parts.size() - 1 - n : n];
                     std::vector<float> row = row_of(p, t, h);
-                    sash::partial one{.numerator = row, .denominator = std::isinf(p.lse[at]) ? 0.0f : 1.0f, .maximum = p.lse[at]};  // (out, 1, lse)
+                    sash::partial one{.numerator = row,
+                                      .denominator = std::isinf(p.lse[at]) ? 0.0f : 1.0f,
+                                      .maximum = p.lse[at]};  // (out, 1, lse)
                     sash::merge_finished(out, running, row, p.lse[at]);
                     sum.merge(one);
                 }
                 lse.push_back(running);
                 CHECK(of_rows.holds(sum.lse(), running));
                 // The finished pair is a partial, too: the logit joins it last.
-                sash::partial{.numerator = out, .denominator = 1, .maximum = running}.finish(out, logits[static_cast<std::size_t>(h)]);
+                sash::partial{.numerator = out, .denominator = 1, .maximum = running}.finish(
+                    out, logits[static_cast<std::size_t>(h)]);
                 sum.finish(numerator, logits[static_cast<std::size_t>(h)]);
                 for (int64 d = 0; d < shape.value_dim; ++d) {
                     merged.set(t, h, d, numerator[static_cast<std::size_t>(d)]);
@@ -409,7 +430,8 @@ TEST_CASE("Partials of several caches merge to the whole: a prefix that many sha
     tensor merged(1, shape.heads, shape.value_dim);
     for (int64 h = 0; h < shape.heads; ++h) {
         std::vector<float> left, right;
-        for (int64 d = 0; d < shape.value_dim; ++d) left.push_back(a.out.get(0, h, d)), right.push_back(b.out.get(0, h, d));
+        for (int64 d = 0; d < shape.value_dim; ++d)
+            left.push_back(a.out.get(0, h, d)), right.push_back(b.out.get(0, h, d));
         sash::merge_finished(left, a.lse[static_cast<std::size_t>(h)], right, b.lse[static_cast<std::size_t>(h)]);
         for (int64 d = 0; d < shape.value_dim; ++d) merged.set(0, h, d, left[static_cast<std::size_t>(d)]);
     }
@@ -426,7 +448,8 @@ TEST_CASE("One workspace serves calls of every kind and size, and leaves no trac
     for (int round = 0; round < 2; ++round)
         for_each_kind([&](const auto& k) {
             const stream s(700, 1, k.shape), other(90, 8, k.shape);
-            const rows expected = k.attended(s, {.run = sash::serial{}}), expected_other = k.attended(other, {.run = sash::serial{}});
+            const rows expected = k.attended(s, {.run = sash::serial{}}),
+                       expected_other = k.attended(other, {.run = sash::serial{}});
             CHECK(k.attended(s, {.run = sash::serial{}, .workspace = &shared}) == expected);
             CHECK(k.attended(other, {.run = backwards{}, .workspace = &shared}) == expected_other);
             const int64 calls = memory.calls();
@@ -493,7 +516,8 @@ TEST_CASE("R33: many threads may read one cache") {
                 sash::workspace own;
                 for (int n = 0; n < 5; ++n) {
                     rows r(10, k.shape);
-                    sash::read(s.query.in(390, 10), cache, r.out.out(), {.lse = r.lse, .run = sash::serial{}, .workspace = i % 2 ? &own : nullptr});
+                    sash::read(s.query.in(390, 10), cache, r.out.out(),
+                               {.lse = r.lse, .run = sash::serial{}, .workspace = i % 2 ? &own : nullptr});
                     const auto fork = cache;
                     right += r == expected && cache.save() == file && fork.length() == 390 && cache.can_rollback(0);
                 }
@@ -511,7 +535,8 @@ TEST_CASE("R33: forks that share memory may be used, written and destroyed by di
         const auto continued = [&](cache_type& c, int64 from) {
             rows r(100, k.shape);
             for (int64 t = 0; t < 100; t += 10)
-                sash::attend(tokens_of<P>(s, from + t, 10), c, r.out.out(t, 10), {.lse = r.lse_of(t, 10), .run = sash::serial{}});
+                sash::attend(tokens_of<P>(s, from + t, 10), c, r.out.out(t, 10),
+                             {.lse = r.lse_of(t, 10), .run = sash::serial{}});
             return r;
         };
         auto original = k.make({.rollback_slack = 20});

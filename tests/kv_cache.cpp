@@ -1,5 +1,5 @@
-// The common interface of every cache: what it holds, what it costs, and that a copy, a rollback, a checkpoint or a file gives
-// back exactly the cache there was. "The same" means: the same bits in every later row.
+// The common interface of every cache: what it holds, what it costs, and that a copy, a rollback, a checkpoint or a
+// file gives back exactly the cache there was. "The same" means: the same bits in every later row.
 #include "support/any_cache.hpp"
 #include "support/catch.hpp"
 
@@ -45,8 +45,9 @@ void for_each_kind(F&& f) {
     };
     with("full", small<sash::full>({}, {.soft_cap = 4}));
     with("window", small<sash::sliding_window>(small_window));
-    with("window, float16, compact", small<sash::sliding_window, sash::float16>({.window = 20, .sinks = 3, .frame = sash::frame::compact},
-                                                                                {.rotary = {.frequencies = frequencies, .by = sash::rotates::library}}));
+    with("window, float16, compact", small<sash::sliding_window, sash::float16>(
+                                         {.window = 20, .sinks = 3, .frame = sash::frame::compact},
+                                         {.rotary = {.frequencies = frequencies, .by = sash::rotates::library}}));
     with("window with many sinks", small<sash::sliding_window>({.window = 2, .sinks = 90}));
     with("linear", small<sash::linear<>>());
     with("linear with decay", small<gated>());
@@ -62,13 +63,15 @@ tensor attend(any_cache& cache, const stream& from, int64 first, int64 count, in
     return out;
 }
 
-// What a cache will say from now on, in all bits: 75 more tokens, decoded, then in one call. The cache itself is not touched.
+// What a cache will say from now on, in all bits: 75 more tokens, decoded, then in one call. The cache is not touched.
 tensor future_of(const any_cache& cache) {
     const stream later(75, 99, cache.shape());
     any_cache one = cache, other = cache;
     const tensor decoded = attend(one, later, 0, 75, 1), together = attend(other, later, 0, 75, 75);
     tensor both(150, cache.shape().heads, cache.shape().value_dim);
-    both.for_each([&](int64 t, int64 h, int64 d) { both.set(t, h, d, t < 75 ? decoded.get(t, h, d) : together.get(t - 75, h, d)); });
+    both.for_each([&](int64 t, int64 h, int64 d) {
+        both.set(t, h, d, t < 75 ? decoded.get(t, h, d) : together.get(t - 75, h, d));
+    });
     return both;
 }
 
@@ -95,9 +98,7 @@ template <class F>
 std::string message_of(F&& f) {
     try {
         f();
-    } catch (const sash::error& e) {
-        return e.what();
-    }
+    } catch (const sash::error& e) { return e.what(); }
     return "nothing was refused";
 }
 
@@ -283,8 +284,9 @@ TEST_CASE("R13: forks are independent") {
             auto second = fork;
             CHECK(same(fork, undisturbed));
 
-            const tensor expected = attend(undisturbed, s, length, 100, 9), otherwise = attend(with_other, other, 0, 100, 9);
-            CHECK(attend(fork, other, 0, 100, 9) == otherwise);     // the fork first
+            const tensor expected = attend(undisturbed, s, length, 100, 9),
+                         otherwise = attend(with_other, other, 0, 100, 9);
+            CHECK(attend(fork, other, 0, 100, 9) == otherwise);      // the fork first
             CHECK(attend(original, s, length, 100, 9) == expected);  // then the original
             CHECK(same(original, undisturbed));
             CHECK(same(fork, with_other));
@@ -346,14 +348,14 @@ TEST_CASE("A fork of a 32k-token cache moves less than one segment") {
 
     // Room for the last segment, of which only the tokens there are get copied; and the list of segments.
     CHECK(moved_by([&] {
-        const cache_type fork = cache;
-        CHECK(fork.bytes() > static_cast<int64>(8 * segment));
-    }) <= segment + list);
+              const cache_type fork = cache;
+              CHECK(fork.bytes() > static_cast<int64>(8 * segment));
+          }) <= segment + list);
     CHECK(moved_by([&] {
-        std::vector<cache_type> beams(16, cache);
-        for (auto& beam : beams) sash::append(s.key.in(), s.value.in(), beam);
-        for (auto& beam : beams) CHECK(beam.length() == cache.length() + 1);
-    }) <= 17 * (segment + list) + 16 * 65536);  // each its last segment, and scratch
+              std::vector<cache_type> beams(16, cache);
+              for (auto& beam : beams) sash::append(s.key.in(), s.value.in(), beam);
+              for (auto& beam : beams) CHECK(beam.length() == cache.length() + 1);
+          }) <= 17 * (segment + list) + 16 * 65536);  // each its last segment, and scratch
 
     // Where the last segment is full there is nothing to copy at all.
     const int64 calls = memory.calls();
@@ -482,7 +484,8 @@ TEST_CASE("R12: rollback of nothing, of more than there is, and of a negative nu
         cache.append(s, 0, 50);
         const file_bytes before = cache.save();
         cache.rollback(0);
-        for (const int64 count : {int64{51}, int64{1000}, int64{-1}, std::numeric_limits<int64>::max(), std::numeric_limits<int64>::min()}) {
+        for (const int64 count : {int64{51}, int64{1000}, int64{-1}, std::numeric_limits<int64>::max(),
+                                  std::numeric_limits<int64>::min()}) {
             CAPTURE(count);
             CHECK_FALSE(cache.can_rollback(count));
             CHECK_THROWS_AS(cache.rollback(count), sash::error);
@@ -530,13 +533,17 @@ TEST_CASE("R12 R25: a walk of appends and rollbacks leaves what the surviving to
                 for (tensor stream::*member : {&stream::key, &stream::value, &stream::decay}) {
                     tensor& to = survived.*member;
                     const tensor& from = pool.*member;
-                    to.for_each([&](int64 t, int64 h, int64 d) { to.set(t, h, d, from.get(history[static_cast<std::size_t>(t)], h, d)); });
+                    to.for_each([&](int64 t, int64 h, int64 d) {
+                        to.set(t, h, d, from.get(history[static_cast<std::size_t>(t)], h, d));
+                    });
                 }
-                tensor query(1, small_shape.heads, small_shape.key_dim), out(1, small_shape.heads, small_shape.value_dim);
+                tensor query(1, small_shape.heads, small_shape.key_dim),
+                    out(1, small_shape.heads, small_shape.value_dim);
                 query.fill(random);
                 cache.read(query.in(), out.out());
                 // Keys that the library turned may round to the neighbouring float16.
-                const test::tolerance within = cache.rounds_after_turning() ? test::tolerance{2e-3, 1e-5} : test::tolerance{2e-6, 1e-5};
+                const test::tolerance within =
+                    cache.rounds_after_turning() ? test::tolerance{2e-3, 1e-5} : test::tolerance{2e-6, 1e-5};
                 CHECK(test::differs(out, cache.expected(survived, query.in()), within) == "");
             }
         }
@@ -638,8 +645,7 @@ TEST_CASE("R14: every damaged byte and every truncation is refused, and the targ
                 try {
                     target.load(damaged);
                     ++accepted;
-                } catch (const sash::error&) {
-                }
+                } catch (const sash::error&) {}
                 changed += target.save() != before;
             }
         for (std::size_t length = 0; length < file.size(); ++length) {
@@ -647,8 +653,7 @@ TEST_CASE("R14: every damaged byte and every truncation is refused, and the targ
             try {
                 target.load(shortened);
                 ++accepted;
-            } catch (const sash::error&) {
-            }
+            } catch (const sash::error&) {}
             changed += target.save() != before;
         }
         for (std::size_t i = 0; i + 1 < file.size(); i += 8)  // two bytes exchanged
@@ -684,7 +689,8 @@ TEST_CASE("R14: a file whose numbers cannot be is refused even with a checksum t
         const std::size_t store = sizeof(sash::detail::file_header);
         REQUIRE((forge(file, store, 60) == file));  // the length lies there: the forgery itself is in order
         const std::size_t allocated = memory.allocated();
-        for (const int64 length : {int64{-1}, int64{59}, int64{61}, int64{1} << 40, int64{1} << 62, std::numeric_limits<int64>::min()}) {
+        for (const int64 length :
+             {int64{-1}, int64{59}, int64{61}, int64{1} << 40, int64{1} << 62, std::numeric_limits<int64>::min()}) {
             CAPTURE(length);
             if (!cache.softmax() && length > 0 && length < int64{1} << 60) continue;  // a state may have any length
             CHECK_THROWS_AS(cache.load(forge(file, store, length)), sash::error);
@@ -709,7 +715,8 @@ TEST_CASE("R14: the file of another policy, shape, element or score is refused, 
         return contains(message, "another policy") && target.save() == before;
     };
     const auto empty = [](const auto& k) { return any_cache(k, sash::storage{}); };
-    const any_cache window = small_cache(small_window), full = empty(small<sash::full>()), linear = empty(small<sash::linear<>>());
+    const any_cache window = small_cache(small_window), full = empty(small<sash::full>()),
+                    linear = empty(small<sash::linear<>>());
     SECTION("policy") {
         CHECK(refuses(window, small_cache({.window = 21, .sinks = 3})));
         CHECK(refuses(window, small_cache({.window = 20, .sinks = 2})));
@@ -718,7 +725,9 @@ TEST_CASE("R14: the file of another policy, shape, element or score is refused, 
         CHECK(refuses(window, linear));
         CHECK(refuses(linear, empty(small<sash::linear<sash::relu>>())));
         const sash::score turned{.rotary = {.frequencies = frequencies}};
-        CHECK(refuses(empty(small(small_window, turned)), empty(small(sash::sliding_window{.window = 20, .sinks = 3, .frame = sash::frame::compact}, turned))));
+        CHECK(refuses(
+            empty(small(small_window, turned)),
+            empty(small(sash::sliding_window{.window = 20, .sinks = 3, .frame = sash::frame::compact}, turned))));
     }
     SECTION("what a linear policy forgets or divides by") {
         using sash::additive, sash::no_normaliser, sash::no_decay, sash::per_head_and_token;
@@ -734,27 +743,42 @@ TEST_CASE("R14: the file of another policy, shape, element or score is refused, 
         using learned = sash::linear<sash::hedgehog>;
         const auto with = [&](const sash::hedgehog& map) { return empty(small(learned{.map = map})); };
         const any_cache plain = with({});
-        CHECK(refuses(with({.query_weights = weights, .key_weights = weights}), with({.query_weights = weights, .key_weights = others})));
-        CHECK(refuses(with({.query_weights = weights, .key_weights = weights}), with({.query_weights = others, .key_weights = weights})));
+        CHECK(refuses(with({.query_weights = weights, .key_weights = weights}),
+                      with({.query_weights = weights, .key_weights = others})));
+        CHECK(refuses(with({.query_weights = weights, .key_weights = weights}),
+                      with({.query_weights = others, .key_weights = weights})));
         CHECK(refuses(plain, with({.query_weights = weights, .key_weights = weights})));
         CHECK(refuses(plain, with({.form = sash::hedgehog_form::h2})));
     }
     SECTION("shape") {
-        for (const sash::shape& shape : {sash::shape{.heads = 8, .kv_heads = 2, .key_dim = 10, .value_dim = 7}, sash::shape{.heads = 4, .kv_heads = 4, .key_dim = 10, .value_dim = 7},
-                                         sash::shape{.heads = 4, .kv_heads = 2, .key_dim = 7, .value_dim = 10}, sash::shape{.heads = 4, .kv_heads = 2, .key_dim = 10, .value_dim = 8},
-                                         sash::shape{.heads = 4, .kv_heads = 2, .key_dim = 10, .value_dim = 7, .query_heads = 2}})
+        for (const sash::shape& shape :
+             {sash::shape{.heads = 8, .kv_heads = 2, .key_dim = 10, .value_dim = 7},
+              sash::shape{.heads = 4, .kv_heads = 4, .key_dim = 10, .value_dim = 7},
+              sash::shape{.heads = 4, .kv_heads = 2, .key_dim = 7, .value_dim = 10},
+              sash::shape{.heads = 4, .kv_heads = 2, .key_dim = 10, .value_dim = 8},
+              sash::shape{.heads = 4, .kv_heads = 2, .key_dim = 10, .value_dim = 7, .query_heads = 2}})
             CHECK(refuses(window, empty(kind<sash::sliding_window>{small_window, {}, shape})));
     }
     SECTION("element") {
         CHECK(refuses(window, empty(small<sash::sliding_window, sash::float16>(small_window))));
-        CHECK(refuses(empty(small<sash::sliding_window, sash::bfloat16>(small_window)), empty(small<sash::sliding_window, sash::float16>(small_window))));
+        CHECK(refuses(empty(small<sash::sliding_window, sash::bfloat16>(small_window)),
+                      empty(small<sash::sliding_window, sash::float16>(small_window))));
     }
     SECTION("score") {
         const sash::score scores[] = {
-            {}, {.scale = 0.5f}, {.soft_cap = 5}, {.soft_cap = 6}, {.alibi = slopes}, {.alibi = other_slopes}, {.sink_logits = slopes},
-            {.sink_logits = other_slopes}, {.rotary = {.frequencies = frequencies}}, {.rotary = {.frequencies = other_frequencies}},
+            {},
+            {.scale = 0.5f},
+            {.soft_cap = 5},
+            {.soft_cap = 6},
+            {.alibi = slopes},
+            {.alibi = other_slopes},
+            {.sink_logits = slopes},
+            {.sink_logits = other_slopes},
+            {.rotary = {.frequencies = frequencies}},
+            {.rotary = {.frequencies = other_frequencies}},
             {.rotary = {.frequencies = frequencies, .layout = sash::rotary_layout::interleaved}},
-            {.rotary = {.frequencies = frequencies, .by = sash::rotates::library}}, {.custom = halved{}}};
+            {.rotary = {.frequencies = frequencies, .by = sash::rotates::library}},
+            {.custom = halved{}}};
         for (const sash::score& a : scores)
             for (const sash::score& b : scores)
                 if (&a != &b) CHECK(refuses(empty(small(small_window, a)), empty(small(small_window, b))));
@@ -767,7 +791,8 @@ TEST_CASE("R14: bytes that are no file, and room that is too small") {
     cache.append(s, 0, 30);
     const file_bytes before = cache.save();
     numbers random(5);
-    for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{31}, std::size_t{32}, std::size_t{100}, std::size_t{10000}}) {
+    for (const std::size_t size :
+         {std::size_t{0}, std::size_t{1}, std::size_t{31}, std::size_t{32}, std::size_t{100}, std::size_t{10000}}) {
         file_bytes noise(size);
         for (std::byte& b : noise) b = static_cast<std::byte>(random.below(256));
         CHECK_THROWS_AS(cache.load(noise), sash::error);
@@ -822,7 +847,8 @@ TEST_CASE("A range of caches returns to its checkpoints together or not at all")
     const stream s = tokens(300);
     for_typed_kinds([&]<class P, class E>(const kind<P, E>& k) {
         std::vector layers(3, k.make());
-        for (std::size_t i = 0; i < layers.size(); ++i) sash::append(tokens_of<P>(s, static_cast<int64>(50 * i), 90), layers[i]);
+        for (std::size_t i = 0; i < layers.size(); ++i)
+            sash::append(tokens_of<P>(s, static_cast<int64>(50 * i), 90), layers[i]);
         const file_bytes before = sash::save(layers);
         const auto checkpoints = sash::checkpoint(layers);
         for (auto& layer : layers) sash::append(tokens_of<P>(s, 200, 33), layer);
@@ -914,9 +940,7 @@ TEST_CASE("Memory that runs out changes nothing") {
                     bool done = true;
                     try {
                         f();
-                    } catch (const std::bad_alloc&) {
-                        done = false;
-                    }
+                    } catch (const std::bad_alloc&) { done = false; }
                     memory.fail_after(-1);
                     if (done) return calls;
                 }

@@ -1,5 +1,6 @@
-// Windows that are not in the library yet, written as a user would: what the seam between policies, caches and kernels must
-// carry. Each is compared with the reference, and with a loop that knows nothing of policies: `sees` is stated a second time.
+// Windows that are not in the library yet, written as a user would: what the seam between policies, caches and kernels
+// must carry. Each is compared with the reference, and with a loop that knows nothing of policies: `sees` is stated a
+// second time.
 #include "support/catch.hpp"
 #include "support/tensors.hpp"
 
@@ -42,7 +43,8 @@ struct window_per_head {
     }
 };
 
-// An image in raster order: a query sees `reach` columns to either side in its own row and in two rows above, up to itself; and sinks.
+// An image in raster order: a query sees `reach` columns to either side in its own row and in two rows above, up to
+// itself; and sinks.
 struct raster_window {
     int64 width = 1, reach = 0, sinks = 0;
     static constexpr int64 height = 3;
@@ -57,7 +59,8 @@ struct raster_window {
         keys.add(0, std::min(sinks, last_query));
         for (int64 up = height - 1; up >= 0; --up) {
             int64 first = first_query - reach, last = last_query + reach;
-            if (last_query == first_query + 1) {  // one query: cut off where its row ends, so that the interval is exact
+            if (last_query ==
+                first_query + 1) {  // one query: cut off where its row ends, so that the interval is exact
                 const int64 row = first_query / width * width;
                 first = std::max(first, row);
                 last = std::min(last, row + width);
@@ -136,7 +139,8 @@ struct dilated_window {
     constexpr int64 distance(int64 query, int64 key) const { return (query - key) / step; }
 };
 
-// For the reference alone: a window that is `before` up to a position, and `after` from there on; keys below `held` had left by then.
+// For the reference alone: a window that is `before` up to a position, and `after` from there on; keys below `held` had
+// left by then.
 struct changed_window {
     int64 before = 1, after = 1, at = 0, sinks = 0, held = 0;
 
@@ -164,7 +168,9 @@ struct layer {
 
     layer(int64 tokens, std::uint64_t seed) : layer(tokens, tokens, seed) {}
     layer(int64 queries, int64 tokens, std::uint64_t seed)
-        : query(queries, shape.heads, shape.key_dim), key(tokens, shape.kv_heads, shape.key_dim), value(tokens, shape.kv_heads, shape.value_dim) {
+        : query(queries, shape.heads, shape.key_dim),
+          key(tokens, shape.kv_heads, shape.key_dim),
+          value(tokens, shape.kv_heads, shape.value_dim) {
         numbers random(seed);
         query.fill(random);
         key.fill(random);
@@ -173,8 +179,8 @@ struct layer {
 };
 
 // The textbook's loop: no policy, no interval, no cache.
-std::vector<double> by_hand(const layer& l, const seeing& sees, int64 first_query = 0, const std::vector<float>& slopes = {},
-                            const distances& distance = nullptr) {
+std::vector<double> by_hand(const layer& l, const seeing& sees, int64 first_query = 0,
+                            const std::vector<float>& slopes = {}, const distances& distance = nullptr) {
     std::vector<double> out;
     for (int64 t = 0; t < l.query.tokens(); ++t)
         for (int64 h = 0; h < l.shape.heads; ++h) {
@@ -184,11 +190,13 @@ std::vector<double> by_hand(const layer& l, const seeing& sees, int64 first_quer
             for (int64 j = 0; j < l.key.tokens(); ++j) {
                 if (!sees(first_query + t, j, kv_head)) continue;
                 double s = 0;
-                for (int64 d = 0; d < l.shape.key_dim; ++d) s += double{l.query.get(t, h, d)} * double{l.key.get(j, kv_head, d)};
+                for (int64 d = 0; d < l.shape.key_dim; ++d)
+                    s += double{l.query.get(t, h, d)} * double{l.key.get(j, kv_head, d)};
                 s /= std::sqrt(static_cast<double>(l.shape.key_dim));
                 if (distance) s -= double{slopes[static_cast<std::size_t>(h)]} * distance(first_query + t, j);
                 mass += std::exp(s);
-                for (int64 d = 0; d < l.shape.value_dim; ++d) row[static_cast<std::size_t>(d)] += std::exp(s) * double{l.value.get(j, kv_head, d)};
+                for (int64 d = 0; d < l.shape.value_dim; ++d)
+                    row[static_cast<std::size_t>(d)] += std::exp(s) * double{l.value.get(j, kv_head, d)};
             }
             for (const double x : row) out.push_back(mass == 0 ? 0 : x / mass);
         }
@@ -217,7 +225,8 @@ std::vector<std::vector<int64>> cuts_of(int64 tokens) {
 
 // Through a cache in every cut, and without a cache, against both oracles.
 template <class P>
-void check_causal(const P& policy, int64 tokens, const seeing& sees, const std::vector<float>& slopes = {}, const distances& distance = nullptr) {
+void check_causal(const P& policy, int64 tokens, const seeing& sees, const std::vector<float>& slopes = {},
+                  const distances& distance = nullptr) {
     const layer l(tokens, static_cast<std::uint64_t>(tokens));
     sash::score score;
     score.alibi = slopes;
@@ -230,7 +239,8 @@ void check_causal(const P& policy, int64 tokens, const seeing& sees, const std::
         tensor out(tokens, l.shape.heads, l.shape.value_dim);
         int64 done = 0;
         for (const int64 count : cut) {
-            sash::attend(l.query.in(done, count), l.key.in(done, count), l.value.in(done, count), cache, out.out(done, count), {.key_piece = 50});
+            sash::attend(l.query.in(done, count), l.key.in(done, count), l.value.in(done, count), cache,
+                         out.out(done, count), {.key_piece = 50});
             done += count;
         }
         check_rows(out, hand, reference);
@@ -275,16 +285,21 @@ void check_bounded(const P& policy, int64 tokens, const std::vector<int64>& held
 
 TEST_CASE("A window of its own for each KV head") {
     const window_per_head policy{.window = {7, 90}, .sinks = {3, 0}};
-    check_causal(policy, 230, [](int64 q, int64 k, int64 head) { return k <= q && (head == 0 ? q - k < 7 || k < 3 : q - k < 90); });
+    check_causal(policy, 230,
+                 [](int64 q, int64 k, int64 head) { return k <= q && (head == 0 ? q - k < 7 || k < 3 : q - k < 90); });
     check_bounded(policy, 2000, ranges({{0, 3}, {1910, 2000}}));
-    const window_per_head other{.window = {65, 64}, .sinks = {0, 70}};  // sinks in the second head alone, beyond its window
-    check_causal(other, 200, [](int64 q, int64 k, int64 head) { return k <= q && (head == 0 ? q - k < 65 : q - k < 64 || k < 70); });
+    const window_per_head other{.window = {65, 64},
+                                .sinks = {0, 70}};  // sinks in the second head alone, beyond its window
+    check_causal(other, 200, [](int64 q, int64 k, int64 head) {
+        return k <= q && (head == 0 ? q - k < 65 : q - k < 64 || k < 70);
+    });
     check_bounded(other, 2000, ranges({{0, 70}, {1935, 2000}}));
 }
 
 TEST_CASE("Full attention in some heads, a window in the others") {
     const window_per_head policy{.window = {0, 20}, .sinks = {0, 4}};
-    check_causal(policy, 230, [](int64 q, int64 k, int64 head) { return k <= q && (head == 0 || q - k < 20 || k < 4); });
+    check_causal(policy, 230,
+                 [](int64 q, int64 k, int64 head) { return k <= q && (head == 0 || q - k < 20 || k < 4); });
 
     const layer l(1, 1, 5);
     sash::kv_cache cache(policy, l.shape);
@@ -294,8 +309,9 @@ TEST_CASE("Full attention in some heads, a window in the others") {
 }
 
 TEST_CASE("A 2-D raster window: three intervals, and sinks") {
-    for (const raster_window policy : {raster_window{.width = 20, .reach = 3, .sinks = 5}, raster_window{.width = 70, .reach = 8, .sinks = 2},
-                                       raster_window{.width = 9, .reach = 9, .sinks = 0}, raster_window{.width = 1, .reach = 0, .sinks = 1}}) {
+    for (const raster_window policy :
+         {raster_window{.width = 20, .reach = 3, .sinks = 5}, raster_window{.width = 70, .reach = 8, .sinks = 2},
+          raster_window{.width = 9, .reach = 9, .sinks = 0}, raster_window{.width = 1, .reach = 0, .sinks = 1}}) {
         CAPTURE(policy.width, policy.reach);
         const int64 w = policy.width, reach = policy.reach, sinks = policy.sinks;
         check_causal(policy, 260, [=](int64 q, int64 k, int64) {
@@ -355,15 +371,18 @@ TEST_CASE("Pinned tokens in the middle of the sequence in place of the first one
         const sash::storage storage{.rollback_slack = 100, .memory = memory.source()};
         sash::kv_cache cache(policy, l.shape, {}, storage);
         sash::append(l.key.in(0, back_to), l.value.in(0, back_to), cache);
-        tensor junk(100, l.shape.kv_heads, l.shape.key_dim), more_junk(100, l.shape.kv_heads, l.shape.value_dim);  // NaN, all of it
+        tensor junk(100, l.shape.kv_heads, l.shape.key_dim),
+            more_junk(100, l.shape.kv_heads, l.shape.value_dim);  // NaN, all of it
         sash::append(junk.in(), more_junk.in(), cache);
         REQUIRE(cache.can_rollback(100));
         cache.rollback(100);
         CHECK(cache.length() == back_to);
         tensor out(200, l.shape.heads, l.shape.value_dim);
         const int64 rest = 200 - back_to;
-        sash::attend(l.query.in(back_to, rest), l.key.in(back_to, rest), l.value.in(back_to, rest), cache, out.out(back_to, rest));
-        const auto hand = by_hand(l, [](int64 q, int64 k, int64) { return k <= q && (q - k < 30 || (k >= 17 && k < 90)); });
+        sash::attend(l.query.in(back_to, rest), l.key.in(back_to, rest), l.value.in(back_to, rest), cache,
+                     out.out(back_to, rest));
+        const auto hand =
+            by_hand(l, [](int64 q, int64 k, int64) { return k <= q && (q - k < 30 || (k >= 17 && k < 90)); });
         for (int64 t = back_to; t < 200; ++t)
             CHECK(test::row_differs(out, t, hand.data() + t * l.shape.heads * l.shape.value_dim, of_rows) == "");
     }
@@ -379,7 +398,8 @@ TEST_CASE("A dilated window, bounded by what it says is retained") {
     check_causal(policy, 230, sees);
     check_bounded(policy, 1500, ranges({{1499 - 77, 1500}}));
     // Its distance is no straight line: ALiBi counts steps.
-    check_causal(policy, 230, sees, {0.5f, 0.25f, 0.125f, 1, 0, 0.75f}, [](int64 q, int64 k) { return static_cast<double>((q - k) / 7); });
+    check_causal(policy, 230, sees, {0.5f, 0.25f, 0.125f, 1, 0, 0.75f},
+                 [](int64 q, int64 k) { return static_cast<double>((q - k) / 7); });
 }
 
 TEST_CASE("A window changed in mid-stream, both ways") {
@@ -390,12 +410,14 @@ TEST_CASE("A window changed in mid-stream, both ways") {
             for (const int64 at : {40, 128, 207}) {
                 CAPTURE(before, after, sinks, at);
                 test::poisoned_memory memory;
-                sash::kv_cache cache(sash::sliding_window{.window = before, .sinks = sinks}, l.shape, {}, {.piece = 32, .memory = memory.source()});
+                sash::kv_cache cache(sash::sliding_window{.window = before, .sinks = sinks}, l.shape, {},
+                                     {.piece = 32, .memory = memory.source()});
                 tensor out(300, l.shape.heads, l.shape.value_dim);
                 const auto feed = [&](int64 first, int64 last, int64 step) {
                     for (int64 done = first; done < last; done += step) {
                         const int64 count = std::min(step, last - done);
-                        sash::attend(l.query.in(done, count), l.key.in(done, count), l.value.in(done, count), cache, out.out(done, count));
+                        sash::attend(l.query.in(done, count), l.key.in(done, count), l.value.in(done, count), cache,
+                                     out.out(done, count));
                     }
                 };
                 feed(0, at, 17);
@@ -414,7 +436,8 @@ TEST_CASE("A window changed in mid-stream, both ways") {
                     return q < at ? q - k < before : q - k < after && k >= held;
                 });
                 const changed_window told{before, after, at, sinks, held};
-                check_rows(out, hand, sash::reference::attend(told, l.shape, l.query.in(), l.key.in(), l.value.in()).out);
+                check_rows(out, hand,
+                           sash::reference::attend(told, l.shape, l.query.in(), l.key.in(), l.value.in()).out);
             }
         }
     }
@@ -471,7 +494,7 @@ TEST_CASE("A change of window that cannot be is refused and changes nothing") {
     sash::append(l.key.in(), l.value.in(), cache);
     const auto before = cache.save();
     CHECK_THROWS_AS(cache.policy({.window = 0, .sinks = 2}), sash::error);
-    CHECK_THROWS_AS(cache.policy({.window = 10, .sinks = 5}), sash::error);   // tokens 2 to 4 have left
+    CHECK_THROWS_AS(cache.policy({.window = 10, .sinks = 5}), sash::error);  // tokens 2 to 4 have left
     CHECK_THROWS_AS(cache.policy({.window = 10, .sinks = -1}), sash::error);
     CHECK(cache.save() == before);
     CHECK(cache.policy() == sash::sliding_window{.window = 10, .sinks = 2});

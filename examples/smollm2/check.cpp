@@ -133,21 +133,30 @@ matrix check_policy(const session& s, const char* name, const Policy& policy, co
     return whole;
 }
 
-/// A sequence that was forked, went on, and a sequence that did not: the fork must not show.
+/// Reads half a text, then the other half: again on a fork, from a checkpoint, from a file, and after a rollback where the
+/// policy has one. Nothing of what happened in between may show.
 template <class Policy>
-void check_fork(const session& s, const char* name, const Policy& policy, const std::vector<int>& tokens) {
-    transformer<sash::kv_cache<Policy>> sequence(s.model, policy, s.run);
+void check_return(const session& s, const std::string& name, const Policy& policy, const std::vector<int>& tokens) {
+    using Cache = sash::kv_cache<Policy>;
     const std::size_t half = tokens.size() / 2;
+    const std::span<const int> rest = part(tokens, half, tokens.size() - half);
+    transformer<Cache> sequence(s.model, policy, s.run), loaded(s.model, policy, s.run);
     sequence.forward(part(tokens, 0, half));
-    const auto at_half = sash::checkpoint(sequence.caches);
-    auto kept = sequence.caches;
-    const matrix first = sequence.forward(part(tokens, half, tokens.size() - half));
-    sequence.caches = std::move(kept);
-    expect(sequence.forward(part(tokens, half, tokens.size() - half)) == first,
-           std::string(name) + ": a fork goes on as its original did");
-    sash::restore(sequence.caches, at_half);
-    expect(sequence.forward(part(tokens, half, tokens.size() - half)) == first,
-           std::string(name) + ": and so does a restored checkpoint");
+
+    auto fork = sequence.caches;
+    const auto checkpoint = sash::checkpoint(sequence.caches);
+    const std::vector<std::byte> file = sash::save(sequence.caches);
+    const matrix first = sequence.forward(rest);
+    if (sash::can_rollback(sequence.caches, std::ssize(rest))) {
+        sash::rollback(sequence.caches, std::ssize(rest));
+        expect(sequence.forward(rest) == first, name + ": goes on after a rollback as it did before");
+    }
+    sequence.caches = std::move(fork);
+    expect(sequence.forward(rest) == first, name + ": a fork goes on in the same way");
+    sash::restore(sequence.caches, checkpoint);
+    expect(sequence.forward(rest) == first, name + ": and a restored checkpoint");
+    sash::load(loaded.caches, file);
+    expect(loaded.forward(rest) == first, name + ": and caches read from a file");
 }
 
 /// Every policy against the textbook.
@@ -198,9 +207,9 @@ int check_built_in(arguments& options, const nlohmann::json& golden) {
     expect(difference(full, brain) < 3e-1,
            with_number("full in float and in bfloat16, largest difference", difference(full, brain)));
 
-    check_fork(s, "full", sash::full{}, tokens);
-    check_fork(s, "60 + 4, compact", window{.window = 60, .sinks = 4, .frame = sash::frame::compact}, tokens);
-    check_fork(s, "linear", sash::linear<>{}, tokens);
+    check_return(s, "full", sash::full{}, tokens);
+    check_return(s, "60 + 4, compact", window{.window = 60, .sinks = 4, .frame = sash::frame::compact}, tokens);
+    check_return(s, "linear", sash::linear<>{}, tokens);
     return failures != 0;
 }
 

@@ -22,7 +22,7 @@ struct crew {
     sash::int64 concurrency() const { return threads; }
     template <class F>
     void operator()(sash::int64 tasks, F&& f) const {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (tasks > 1)
         for (sash::int64 i = 0; i < tasks; ++i) f(i);
     }
 };

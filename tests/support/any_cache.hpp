@@ -1,5 +1,6 @@
 #pragma once
-// A cache of any policy and element type behind one interface, so that a test of what they have in common is compiled once.
+// A cache of any policy and element type behind one interface, so that a test of what they have in common is compiled
+// once.
 #include "tensors.hpp"
 
 #include <sash/reference.hpp>
@@ -21,16 +22,22 @@ struct stream {
         decay = tensor(tokens, s.gate_heads, 1);
         numbers random(seed);
         for (tensor* t : {&query, &key, &value}) t->fill(random);
-        decay.for_each([&](int64 t, int64 h, int64 d) { decay.set(t, h, d, -0.05f * static_cast<float>(random.below(8))); });
+        decay.for_each(
+            [&](int64 t, int64 h, int64 d) { decay.set(t, h, d, -0.05f * static_cast<float>(random.below(8))); });
     }
 };
 
 template <class P>
 sash::tokens_of<P> tokens_of(const stream& from, int64 first, int64 count) {
     if constexpr (sash::detail::takes_decay<P>)
-        return {.query = from.query.in(first, count), .key = from.key.in(first, count), .value = from.value.in(first, count), .decay = from.decay.in(first, count)};
+        return {.query = from.query.in(first, count),
+                .key = from.key.in(first, count),
+                .value = from.value.in(first, count),
+                .decay = from.decay.in(first, count)};
     else
-        return {.query = from.query.in(first, count), .key = from.key.in(first, count), .value = from.value.in(first, count)};
+        return {.query = from.query.in(first, count),
+                .key = from.key.in(first, count),
+                .value = from.value.in(first, count)};
 }
 
 // A policy, an element type and the options of the scores.
@@ -44,29 +51,37 @@ struct kind {
     cache make(const sash::storage& storage = {}) const { return cache(policy, shape, score, storage); }
 };
 
-// A cache of any kind: each test is written, and compiled, once. The members are those of kv_cache; copies and moves are its own.
+// A cache of any kind. The members are those of kv_cache; copies and moves are its own.
 class any_cache {
 public:
     template <class P, class E>
-    any_cache(const kind<P, E>& k, const sash::kv_cache<P, E>& cache) : held_(std::make_unique<model<P, E>>(k, cache)) {}
+    any_cache(const kind<P, E>& k, const sash::kv_cache<P, E>& cache)
+        : held_(std::make_unique<model<P, E>>(k, cache)) {}
     template <class P, class E>
-    any_cache(const kind<P, E>& k, const sash::storage& storage) : held_(std::make_unique<model<P, E>>(k, k.make(storage))) {}
+    any_cache(const kind<P, E>& k, const sash::storage& storage)
+        : held_(std::make_unique<model<P, E>>(k, k.make(storage))) {}
     any_cache(const any_cache& other) : held_(other.held_->copy()) {}
     any_cache(any_cache&& other) : held_(other.held_->move()) {}
     any_cache& operator=(const any_cache& other) { return held_->copy_from(*other.held_), *this; }
     any_cache& operator=(any_cache&& other) { return held_->move_from(*other.held_), *this; }
 
-    void append(const stream& from, int64 first, int64 count, const sash::options& how = {.run = sash::serial{}}) { held_->append(from, first, count, how); }
-    void attend(const stream& from, int64 first, int64 count, sash::output out, const sash::options& how = {.run = sash::serial{}}) {
+    void append(const stream& from, int64 first, int64 count, const sash::options& how = {.run = sash::serial{}}) {
+        held_->append(from, first, count, how);
+    }
+    void attend(const stream& from, int64 first, int64 count, sash::output out,
+                const sash::options& how = {.run = sash::serial{}}) {
         held_->attend(from, first, count, out, how);
     }
     // The next tokens of both in one batch.
-    static void attend_both(any_cache& a, any_cache& b, const stream& from, int64 first, int64 count, sash::output out_a, sash::output out_b) {
+    static void attend_both(any_cache& a, any_cache& b, const stream& from, int64 first, int64 count,
+                            sash::output out_a, sash::output out_b) {
         a.held_->attend_with(*b.held_, from, first, count, out_a, out_b);
     }
     void read(sash::input query, sash::output out) const { held_->read(query, out); }
     std::size_t workspace_bytes(int64 tokens) const { return held_->workspace_bytes(tokens); }
-    std::vector<double> expected(const stream& history, sash::input query) const { return held_->expected(history, query); }
+    std::vector<double> expected(const stream& history, sash::input query) const {
+        return held_->expected(history, query);
+    }
 
     bool softmax() const { return held_->info().softmax; }
     bool grows() const { return held_->info().grows; }
@@ -132,7 +147,9 @@ private:
         static const auto& of(const interface& other) { return static_cast<const model&>(other).cache; }
         std::unique_ptr<interface> copy() const override { return std::make_unique<model>(k, cache); }
         std::unique_ptr<interface> move() override { return std::make_unique<model>(k, std::move(cache)); }
-        std::unique_ptr<interface> checkpoint() const override { return std::make_unique<model>(k, cache.checkpoint()); }
+        std::unique_ptr<interface> checkpoint() const override {
+            return std::make_unique<model>(k, cache.checkpoint());
+        }
         void copy_from(const interface& other) override { cache = of(other); }
         void move_from(interface& other) override { cache = std::move(of(other)); }
         void restore(const interface& other) override { cache.restore(of(other)); }
@@ -142,23 +159,39 @@ private:
         void attend(const stream& from, int64 first, int64 count, sash::output out, const sash::options& how) override {
             sash::attend(tokens_of<P>(from, first, count), cache, out, how);
         }
-        void attend_with(interface& other, const stream& from, int64 first, int64 count, sash::output out, sash::output other_out) override {
+        void attend_with(interface& other, const stream& from, int64 first, int64 count, sash::output out,
+                         sash::output other_out) override {
             const auto tokens = tokens_of<P>(from, first, count);
-            sash::request<sash::kv_cache<P, E>> requests[] = {{tokens, &cache, out, {}}, {tokens, &of(other), other_out, {}}};
+            sash::request<sash::kv_cache<P, E>> requests[] = {{tokens, &cache, out, {}},
+                                                              {tokens, &of(other), other_out, {}}};
             sash::attend(requests, {.run = sash::serial{}});
         }
-        void read(sash::input query, sash::output out) const override { sash::read(query, cache, out, {.run = sash::serial{}}); }
-        std::size_t workspace_bytes(int64 tokens) const override { return sash::workspace_bytes(cache, tokens, {.run = sash::serial{}}); }
+        void read(sash::input query, sash::output out) const override {
+            sash::read(query, cache, out, {.run = sash::serial{}});
+        }
+        std::size_t workspace_bytes(int64 tokens) const override {
+            return sash::workspace_bytes(cache, tokens, {.run = sash::serial{}});
+        }
         std::vector<double> expected(const stream& s, sash::input query) const override {
             const int64 at = s.key.tokens();
             if constexpr (sash::softmax_policy<P>)
-                return sash::reference::attend(k.policy, k.shape, query, s.key.in(), s.value.in(), k.score, at, sash::detail::scalar_of<E>::value).out;
+                return sash::reference::attend(k.policy, k.shape, query, s.key.in(), s.value.in(), k.score, at,
+                                               sash::detail::scalar_of<E>::value)
+                    .out;
             else
-                return sash::reference::attend(k.policy, k.shape, query, s.key.in(), s.value.in(), s.decay.in(), k.score, at).out;
+                return sash::reference::attend(k.policy, k.shape, query, s.key.in(), s.value.in(), s.decay.in(),
+                                               k.score, at)
+                    .out;
         }
         facts info() const override {
             const bool turned = k.score.rotary.by == sash::rotates::library && !k.score.rotary.frequencies.empty();
-            return {sash::softmax_policy<P>, std::is_same_v<P, sash::full>, turned && !std::is_same_v<E, float>, cache.length(), cache.stored(), cache.bytes(), cache.shape()};
+            return {sash::softmax_policy<P>,
+                    std::is_same_v<P, sash::full>,
+                    turned && !std::is_same_v<E, float>,
+                    cache.length(),
+                    cache.stored(),
+                    cache.bytes(),
+                    cache.shape()};
         }
         std::vector<int64> positions() const override {
             std::vector<int64> list;

@@ -1,6 +1,6 @@
 #pragma once
-// A randomised case is a flat list of named integers: it is drawn from a seed, printed as the names and values that differ
-// from the plainest case, read back from such a line, and made smaller one integer at a time.
+// A randomised case is a flat list of named integers: it is drawn from a seed, printed as the names and values that
+// differ from the plainest case, read back from such a line, and made smaller one integer at a time.
 #include "tensors.hpp"
 
 #include <sash/shape.hpp>
@@ -14,10 +14,10 @@ namespace test {
 
 enum class policy : int { full, sliding_window, elu, relu, hedgehog, elu_decay, identity_decay, identity, count };
 enum class form : int {
-    attend,        // into one cache, cut into calls
-    batch,         // into several caches at a time
-    append_read,   // append everything, then read from some position
-    mixed,         // some calls attend, some append
+    attend,       // into one cache, cut into calls
+    batch,        // into several caches at a time
+    append_read,  // append everything, then read from some position
+    mixed,        // some calls attend, some append
     no_cache,
     count
 };
@@ -40,33 +40,20 @@ struct random_case {
     int64 piece = 256, key_piece = 0, slack = 0, noise = 0, unfinished = 0, no_lse = 0, own_workspace = 0, workers = 1;
     int64 nan_token = 0;  // 1 + position of a token whose key and value are NaN
 
-    template <class Self, class F>
-    static void for_each_field(Self& c, F&& f) {
-        f("seed", c.seed), f("policy", c.policy), f("element", c.element), f("form", c.form);
-        f("kv_heads", c.kv_heads), f("group", c.group), f("query_share", c.query_share), f("key_share", c.key_share);
-        f("value_share", c.value_share), f("gate_share", c.gate_share), f("key_dim", c.key_dim), f("value_dim", c.value_dim);
-        f("tokens", c.tokens), f("sequences", c.sequences), f("varied", c.varied), f("window", c.window), f("sinks", c.sinks), f("compact", c.compact);
-        f("bidirectional", c.bidirectional), f("pairs", c.pairs), f("interleaved", c.interleaved), f("by_library", c.by_library);
-        f("quarter_turns", c.quarter_turns), f("soft_cap", c.soft_cap), f("alibi", c.alibi), f("sink_logits", c.sink_logits);
-        f("custom", c.custom), f("scale", c.scale), f("h2", c.h2), f("features", c.features), f("maps", c.maps);
-        f("biases", c.biases), f("query_type", c.query_type), f("key_type", c.key_type), f("value_type", c.value_type);
-        f("out_type", c.out_type), f("decay_type", c.decay_type), f("query_lies", c.query_lies), f("key_lies", c.key_lies);
-        f("value_lies", c.value_lies), f("out_lies", c.out_lies), f("decay_lies", c.decay_lies), f("calls", c.calls);
-        f("queries", c.queries), f("ahead", c.ahead), f("piece", c.piece), f("key_piece", c.key_piece), f("slack", c.slack);
-        f("noise", c.noise), f("unfinished", c.unfinished), f("no_lse", c.no_lse), f("own_workspace", c.own_workspace);
-        f("workers", c.workers), f("nan_token", c.nan_token);
-    }
-
     bool recurrent() const { return policy >= static_cast<int64>(test::policy::elu); }
     bool is(test::policy p) const { return policy == static_cast<int64>(p); }
     bool is(test::form f) const { return form == static_cast<int64>(f); }
     bool normalised() const { return !is(test::policy::identity) && !is(test::policy::identity_decay); }
-    bool decays() const { return is(test::policy::elu_decay) || is(test::policy::identity_decay); }
 
     int64 heads() const { return kv_heads * group; }
     sash::shape shape() const {
-        return {.heads = heads(), .kv_heads = kv_heads, .key_dim = key_dim, .value_dim = value_dim,
-                .query_heads = heads() / query_share, .key_heads = kv_heads / key_share, .value_heads = kv_heads / value_share,
+        return {.heads = heads(),
+                .kv_heads = kv_heads,
+                .key_dim = key_dim,
+                .value_dim = value_dim,
+                .query_heads = heads() / query_share,
+                .key_heads = kv_heads / key_share,
+                .value_heads = kv_heads / value_share,
                 .gate_heads = heads() / gate_share};
     }
     sash::sliding_window sliding_window() const {
@@ -91,9 +78,11 @@ struct random_case {
         const auto dividing = [](int64& x, int64 n) {
             if (x < 1 || n % x != 0) x = 1;
         };
-        for (int64* x : {&c.kv_heads, &c.group, &c.key_dim, &c.value_dim, &c.tokens, &c.sequences, &c.window, &c.calls, &c.piece, &c.workers})
+        for (int64* x : {&c.kv_heads, &c.group, &c.key_dim, &c.value_dim, &c.tokens, &c.sequences, &c.window, &c.calls,
+                         &c.piece, &c.workers})
             at_least(*x, 1);
-        for (int64* x : {&c.sinks, &c.pairs, &c.queries, &c.key_piece, &c.slack, &c.features, &c.nan_token}) at_least(*x, 0);
+        for (int64* x : {&c.sinks, &c.pairs, &c.queries, &c.key_piece, &c.slack, &c.features, &c.nan_token})
+            at_least(*x, 0);
         dividing(c.query_share, c.heads());
         dividing(c.key_share, c.kv_heads);
         dividing(c.value_share, c.kv_heads);
@@ -103,7 +92,8 @@ struct random_case {
             if (c.key_share > 1) c.value_share = 1;  // the larger of the two counts as stored
             c.gate_share = 1;
             if (c.pairs == 0 && !c.alibi) c.compact = 0;
-            c.bidirectional = c.bidirectional && c.is(test::policy::full) && (c.is(test::form::append_read) || c.is(test::form::no_cache));
+            c.bidirectional = c.bidirectional && c.is(test::policy::full) &&
+                              (c.is(test::form::append_read) || c.is(test::form::no_cache));
         } else {
             c.soft_cap = c.alibi = c.sink_logits = c.custom = c.compact = c.bidirectional = c.nan_token = 0;
             if (!c.is(test::policy::hedgehog)) c.h2 = c.features = c.maps = c.biases = 0;
@@ -131,16 +121,74 @@ private:
     }
 };
 
+struct field {
+    const char* name;
+    int64 random_case::*member;
+};
+inline constexpr field fields[] = {
+    {"seed", &random_case::seed},
+    {"policy", &random_case::policy},
+    {"element", &random_case::element},
+    {"form", &random_case::form},
+    {"kv_heads", &random_case::kv_heads},
+    {"group", &random_case::group},
+    {"query_share", &random_case::query_share},
+    {"key_share", &random_case::key_share},
+    {"value_share", &random_case::value_share},
+    {"gate_share", &random_case::gate_share},
+    {"key_dim", &random_case::key_dim},
+    {"value_dim", &random_case::value_dim},
+    {"tokens", &random_case::tokens},
+    {"sequences", &random_case::sequences},
+    {"varied", &random_case::varied},
+    {"window", &random_case::window},
+    {"sinks", &random_case::sinks},
+    {"compact", &random_case::compact},
+    {"bidirectional", &random_case::bidirectional},
+    {"pairs", &random_case::pairs},
+    {"interleaved", &random_case::interleaved},
+    {"by_library", &random_case::by_library},
+    {"quarter_turns", &random_case::quarter_turns},
+    {"soft_cap", &random_case::soft_cap},
+    {"alibi", &random_case::alibi},
+    {"sink_logits", &random_case::sink_logits},
+    {"custom", &random_case::custom},
+    {"scale", &random_case::scale},
+    {"h2", &random_case::h2},
+    {"features", &random_case::features},
+    {"maps", &random_case::maps},
+    {"biases", &random_case::biases},
+    {"query_type", &random_case::query_type},
+    {"key_type", &random_case::key_type},
+    {"value_type", &random_case::value_type},
+    {"out_type", &random_case::out_type},
+    {"decay_type", &random_case::decay_type},
+    {"query_lies", &random_case::query_lies},
+    {"key_lies", &random_case::key_lies},
+    {"value_lies", &random_case::value_lies},
+    {"out_lies", &random_case::out_lies},
+    {"decay_lies", &random_case::decay_lies},
+    {"calls", &random_case::calls},
+    {"queries", &random_case::queries},
+    {"ahead", &random_case::ahead},
+    {"piece", &random_case::piece},
+    {"key_piece", &random_case::key_piece},
+    {"slack", &random_case::slack},
+    {"noise", &random_case::noise},
+    {"unfinished", &random_case::unfinished},
+    {"no_lse", &random_case::no_lse},
+    {"own_workspace", &random_case::own_workspace},
+    {"workers", &random_case::workers},
+    {"nan_token", &random_case::nan_token},
+};
+inline constexpr random_case plainest;
+
 // "policy=1 tokens=40 …": the fields that differ from the plainest case.
 inline std::string text_of(const random_case& c) {
-    const random_case plain;
     std::string line;
-    std::vector<int64> usual;
-    random_case::for_each_field(plain, [&](const char*, const int64& x) { usual.push_back(x); });
-    std::size_t i = 0;
-    random_case::for_each_field(c, [&](const char* name, const int64& x) {
-        if (x != usual[i++]) line += (line.empty() ? "" : " ") + std::string(name) + "=" + std::to_string(x);
-    });
+    for (const auto& [name, member] : fields)
+        if (c.*member != plainest.*member)
+            line += (line.empty() ? "" : " ") + std::string(name) + "=" + std::to_string(c.*member);
     return line;
 }
 
@@ -148,14 +196,12 @@ inline random_case case_from(const std::string& line) {
     random_case c;
     std::istringstream words(line);
     for (std::string word; words >> word;) {
-        const std::size_t equals = word.find('=');
-        bool known = false;
-        random_case::for_each_field(c, [&](const char* name, int64& x) {
-            if (equals == std::string::npos || word.substr(0, equals) != name) return;
-            x = std::stoll(word.substr(equals + 1));
-            known = true;
-        });
-        if (!known) throw std::invalid_argument("no field of a case: " + word);
+        const std::size_t equals = std::min(word.find('='), word.size());
+        const auto named = [&](const field& f) { return word.substr(0, equals) == f.name; };
+        const auto found = std::find_if(std::begin(fields), std::end(fields), named);
+        if (found == std::end(fields) || equals == word.size())
+            throw std::invalid_argument("no field of a case: " + word);
+        c.*(found->member) = std::stoll(word.substr(equals + 1));
     }
     return c.made_legal();
 }
@@ -165,47 +211,68 @@ inline random_case case_from(const std::string& line) {
 
 // Multiply-adds of the reference, about.
 inline double cost_of(const random_case& c) {
-    const double keys = static_cast<double>(c.tokens), queries = c.is(form::append_read) || c.is(form::no_cache) ? static_cast<double>(c.queries) : keys;
+    const double keys = static_cast<double>(c.tokens),
+                 queries = c.is(form::append_read) || c.is(form::no_cache) ? static_cast<double>(c.queries) : keys;
     const double sequences = static_cast<double>(c.sequences), heads = static_cast<double>(c.heads());
     const double width = static_cast<double>(c.key_dim + c.value_dim + 40);
-    const double maps = c.maps == 0 ? 0 : (keys + queries) * static_cast<double>(c.key_dim * std::max(c.features, int64{1})) * 4;
+    const double maps =
+        c.maps == 0 ? 0 : (keys + queries) * static_cast<double>(c.key_dim * std::max(c.features, int64{1})) * 4;
     return sequences * heads * (queries * keys * width + maps + (keys + queries) * width * 4);
 }
 
 inline int64 draw_dim(numbers& random) {
     return random.one_in(3) ? random.between(1, 256)
-                            : random.pick({1, 2, 3, 5, 7, 8, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 64, 65, 72, 80, 96, 100, 127, 128, 128, 129,
-                                           160, 192, 255, 256});
+                            : random.pick({1,  2,  3,  5,  7,  8,  15,  16,  17,  24,  31,  32,  33,  48,  63,
+                                           64, 64, 65, 72, 80, 96, 100, 127, 128, 128, 129, 160, 192, 255, 256});
 }
 inline int64 draw_tokens(numbers& random) {
     switch (random.below(12)) {
-        case 0: return random.between(1, 3);
-        case 1: return random.pick({63, 64, 65, 127, 128, 129, 192});
-        case 2: return random.between(130, 400);
-        case 3: return random.one_in(3) ? random.between(500, 1300) : random.between(60, 140);
-        default: return random.between(1, 100);
+        case 0:
+            return random.between(1, 3);
+        case 1:
+            return random.pick({63, 64, 65, 127, 128, 129, 192});
+        case 2:
+            return random.between(130, 400);
+        case 3:
+            return random.one_in(3) ? random.between(500, 1300) : random.between(60, 140);
+        default:
+            return random.between(1, 100);
     }
 }
 // From one token to far beyond the sequence.
 inline int64 draw_window(numbers& random, int64 tokens) {
     switch (random.below(8)) {
-        case 0: return 1;
-        case 1: return random.pick({63, 64, 65, 128});
-        case 2: return tokens + random.between(-1, 1);
-        case 3: return tokens + random.between(1, 200);
-        case 4: return random.pick({std::numeric_limits<int64>::max(), int64{1} << 40, int64{1} << 41, int64{1} << 62, 1 << 20});
-        default: return random.between(1, std::max<int64>(1, tokens / 2));
+        case 0:
+            return 1;
+        case 1:
+            return random.pick({63, 64, 65, 128});
+        case 2:
+            return tokens + random.between(-1, 1);
+        case 3:
+            return tokens + random.between(1, 200);
+        case 4:
+            return random.pick(
+                {std::numeric_limits<int64>::max(), int64{1} << 40, int64{1} << 41, int64{1} << 62, 1 << 20});
+        default:
+            return random.between(1, std::max<int64>(1, tokens / 2));
     }
 }
 inline int64 draw_sinks(numbers& random, int64 tokens, int64 window) {
     switch (random.below(7)) {
-        case 0: return 0;
-        case 1: return 4;
-        case 2: return random.pick({63, 64, 65, 130});
-        case 3: return tokens + random.between(-1, 5);
-        case 4: return std::min(window, tokens) + random.between(0, 3);  // beyond the window
-        case 5: return random.one_in(4) ? int64{1} << 50 : 1;
-        default: return random.between(1, 9);
+        case 0:
+            return 0;
+        case 1:
+            return 4;
+        case 2:
+            return random.pick({63, 64, 65, 130});
+        case 3:
+            return tokens + random.between(-1, 5);
+        case 4:
+            return std::min(window, tokens) + random.between(0, 3);  // beyond the window
+        case 5:
+            return random.one_in(4) ? int64{1} << 50 : 1;
+        default:
+            return random.between(1, 9);
     }
 }
 
@@ -232,15 +299,11 @@ inline random_case draw(std::uint64_t seed) {
     if (c.is(form::no_cache) && random.one_in(2)) c.queries = c.tokens;
     c.features = random.pick({0, 1, 5, 16, 20, 33});
     c.maps = random.below(4);
-    while (cost_of(c) > 2e6) {
-        if (c.tokens > 20)
-            c.tokens = c.tokens * 3 / 4;
-        else if (c.kv_heads > 1)
-            c.kv_heads = 1;
-        else
-            c.group = c.sequences = c.queries = 1;
-        if (c.heads() * c.tokens == c.tokens && c.tokens <= 20) break;
-    }
+    // What is too expensive gives way in a random extent, so that any one of them is large in some cases.
+    const double most = random.one_in(6) ? 2e7 : 3e6;
+    while (cost_of(c) > most)
+        for (int64* x : {&c.tokens, &c.kv_heads, &c.group, &c.sequences, &c.queries, &c.key_dim, &c.value_dim})
+            if (random.one_in(7) && *x > 1) *x = std::max<int64>(1, *x - std::max<int64>(1, *x / 3));
     c.window = draw_window(random, c.tokens);
     c.sinks = draw_sinks(random, c.tokens, c.window);
     c.compact = random.below(2);
@@ -256,12 +319,14 @@ inline random_case draw(std::uint64_t seed) {
     c.scale = sometimes(4, random.between(1, 3));
     c.h2 = random.below(2);
     c.biases = random.below(2);
-    for (int64* type : {&c.query_type, &c.key_type, &c.value_type, &c.out_type, &c.decay_type}) *type = random.pick({0, 0, 0, 1, 2});
+    for (int64* type : {&c.query_type, &c.key_type, &c.value_type, &c.out_type, &c.decay_type})
+        *type = random.pick({0, 0, 0, 1, 2});
     for (int64* lies : {&c.query_lies, &c.key_lies, &c.value_lies, &c.decay_lies})
         *lies = random.one_in(2) ? 0 : random.below(static_cast<int64>(arrangement::count));
     c.out_lies = random.one_in(2) ? 0 : random.below(static_cast<int64>(arrangement::shared_heads));
     c.calls = random.pick({1, 2, 3, 3, 3});
-    c.ahead = random.pick({0, 0, -1, random.between(-c.tokens, 0), random.between(-c.tokens, 0), random.between(0, 80)});
+    c.ahead =
+        random.pick({0, 0, -1, random.between(-c.tokens, 0), random.between(-c.tokens, 0), random.between(0, 80)});
     c.piece = random.pick({256, 256, 1, 2, 7, 64, 100});
     c.key_piece = random.pick({0, 0, 1, 3, 16, 64, 100, 128});
     c.slack = random.pick({0, 0, 1, 3, 16, 70});
@@ -277,30 +342,25 @@ inline random_case draw(std::uint64_t seed) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Shrinking
 
-// The plainest case near `c` for which `fails` still holds: each field is tried at its plainest value, then nearer to it.
+// The plainest case near `c` for which `fails` still holds: each field is tried at its plainest value, then nearer.
 template <class F>
 random_case shrunk(random_case c, F&& fails) {
-    const random_case plain;
-    std::vector<int64> usual;
-    random_case::for_each_field(plain, [&](const char*, const int64& x) { usual.push_back(x); });
+    const auto try_nearer = [&](const field& f) {
+        const int64 usual = plainest.*f.member, away = c.*f.member - usual;
+        for (const int64 kept : {int64{0}, away / 2, away - away / 4, away - (away > 0 ? 1 : -1)}) {
+            if (away == 0) break;
+            random_case tried = c;
+            tried.*f.member = usual + kept;
+            tried = tried.made_legal();
+            if (tried == c || !fails(tried)) continue;
+            c = tried;
+            return true;
+        }
+        return false;
+    };
     for (bool smaller = true; smaller;) {
         smaller = false;
-        for (std::size_t field = 0; field < usual.size(); ++field)
-            for (const int64 way : {0, 1, 2, 3}) {
-                random_case tried = c;
-                std::size_t i = 0;
-                random_case::for_each_field(tried, [&](const char*, int64& x) {
-                    if (i++ != field || x == usual[field]) return;
-                    const int64 away = x - usual[field];
-                    const int64 kept[] = {0, away / 2, away - away / 4, away - (away > 0 ? 1 : -1)};
-                    x = usual[field] + kept[way];
-                });
-                tried = tried.made_legal();
-                if (tried == c || !fails(tried)) continue;
-                c = tried;
-                smaller = true;
-                break;
-            }
+        for (const field& f : fields) smaller |= try_nearer(f);
     }
     return c;
 }

@@ -58,20 +58,22 @@ enum class arrangement : int {
     count
 };
 
-// A tensor that owns its memory. What no element occupies is full of 0xff bytes, a NaN in each of the three types; so is
-// every element until it is set.
+// A tensor that owns its memory. What no element occupies is full of 0xff bytes, a NaN in each of the three types; so
+// is every element until it is set.
 class tensor {
 public:
     tensor() = default;
-    tensor(int64 tokens, int64 heads, int64 dim, sash::scalar type = sash::scalar::f32, arrangement how = arrangement::contiguous)
+    tensor(int64 tokens, int64 heads, int64 dim, sash::scalar type = sash::scalar::f32,
+           arrangement how = arrangement::contiguous)
         : tokens_(tokens), heads_(heads), dim_(dim), type_(type) {
         arrange(how);
         const int64 reach[] = {(tokens - 1) * strides_[0], (heads - 1) * strides_[1], (dim - 1) * strides_[2]};
         int64 lowest = 0, highest = 0;
         for (const int64 r : reach) (r < 0 ? lowest : highest) += r;
         first_ = margin - lowest;
-        memory_.assign(static_cast<std::size_t>((tokens * heads * dim == 0 ? 2 * margin : first_ + highest + 1 + margin) * size()),
-                       std::byte{0xff});
+        memory_.assign(
+            static_cast<std::size_t>((tokens * heads * dim == 0 ? 2 * margin : first_ + highest + 1 + margin) * size()),
+            std::byte{0xff});
     }
 
     int64 tokens() const { return tokens_; }
@@ -123,13 +125,27 @@ private:
 
     void arrange(arrangement how) {
         switch (how) {
-            case arrangement::heads_first: strides_ = {dim_, tokens_ * dim_, 1}; break;
-            case arrangement::padded: strides_ = {heads_ * (dim_ + 3) + 5, dim_ + 3, 1}; break;
-            case arrangement::reversed: strides_ = {-heads_ * dim_, -dim_, 1}; break;
-            case arrangement::spread: strides_ = {heads_ * dim_ * 3, dim_ * 3, 3}; break;
-            case arrangement::dims_first: strides_ = {-1, -tokens_, -tokens_ * heads_}; break;
-            case arrangement::shared_heads: strides_ = {dim_, 0, 1}; break;
-            default: strides_ = {heads_ * dim_, dim_, 1}; break;
+            case arrangement::heads_first:
+                strides_ = {dim_, tokens_ * dim_, 1};
+                break;
+            case arrangement::padded:
+                strides_ = {heads_ * (dim_ + 3) + 5, dim_ + 3, 1};
+                break;
+            case arrangement::reversed:
+                strides_ = {-heads_ * dim_, -dim_, 1};
+                break;
+            case arrangement::spread:
+                strides_ = {heads_ * dim_ * 3, dim_ * 3, 3};
+                break;
+            case arrangement::dims_first:
+                strides_ = {-1, -tokens_, -tokens_ * heads_};
+                break;
+            case arrangement::shared_heads:
+                strides_ = {dim_, 0, 1};
+                break;
+            default:
+                strides_ = {heads_ * dim_, dim_, 1};
+                break;
         }
     }
     int64 size() const { return type_ == sash::scalar::f32 ? 4 : 2; }
@@ -148,7 +164,9 @@ private:
     }
     template <class View, class Byte>
     View view(Byte* memory) const {
-        const auto as = [&]<class T>(T* at) { return View(at, tokens_, heads_, dim_, strides_[0], strides_[1], strides_[2]); };
+        const auto as = [&]<class T>(T* at) {
+            return View(at, tokens_, heads_, dim_, strides_[0], strides_[1], strides_[2]);
+        };
         constexpr bool constant = std::is_const_v<Byte>;
         Byte* at = memory + first_ * size();
         if (type_ == sash::scalar::f16)
@@ -204,7 +222,8 @@ private:
         auto& self = *static_cast<poisoned_memory*>(context);
         if (self.limit_ >= 0 && self.calls_ >= self.limit_) return nullptr;
         const std::size_t front = std::max(alignment, guard);  // both powers of two
-        auto* whole = static_cast<std::byte*>(std::aligned_alloc(alignment, (front + bytes + guard + alignment - 1) / alignment * alignment));
+        auto* whole = static_cast<std::byte*>(
+            std::aligned_alloc(alignment, (front + bytes + guard + alignment - 1) / alignment * alignment));
         if (whole == nullptr) return nullptr;
         std::byte* memory = whole + front;
         std::memset(memory - guard, static_cast<int>(mark), guard);
@@ -225,7 +244,8 @@ private:
             return;
         }
         const piece p = found->second;
-        self.consistent_ = self.consistent_ && p.bytes == bytes && p.alignment == alignment && guards_hold(found->first, p);
+        self.consistent_ =
+            self.consistent_ && p.bytes == bytes && p.alignment == alignment && guards_hold(found->first, p);
         self.held_.erase(found);
         self.live_ -= p.bytes;
         std::memset(memory, 0xff, p.bytes);
@@ -278,10 +298,13 @@ inline std::string row_differs(const tensor& got, int64 row, const double* expec
 inline std::string differs(const tensor& got, const std::vector<double>& expected, tolerance within = of_fp32) {
     if (static_cast<int64>(expected.size()) != got.tokens() * got.heads() * got.dim()) return "sizes differ";
     for (int64 t = 0; t < got.tokens(); ++t)
-        if (std::string found = row_differs(got, t, expected.data() + t * got.heads() * got.dim(), within); !found.empty()) return found;
+        if (std::string found = row_differs(got, t, expected.data() + t * got.heads() * got.dim(), within);
+            !found.empty())
+            return found;
     return "";
 }
-inline std::string differs(const std::vector<float>& got, const std::vector<double>& expected, tolerance within = of_fp32) {
+inline std::string differs(const std::vector<float>& got, const std::vector<double>& expected,
+                           tolerance within = of_fp32) {
     if (got.size() != expected.size()) return "sizes differ";
     for (std::size_t i = 0; i < got.size(); ++i)
         if (!within.holds(got[i], expected[i]))
