@@ -67,18 +67,35 @@ struct codec {
     template <class Build>
     static void store(std::byte* block, int64 lane, int64 count, int64 key_dim, int64 value_dim, const float* keys,
                       int64 key_stride, const float* values, int64 value_stride) {
-        // Every dimension of a key lies in a line of its own: ask for all of them before waiting for the first.
-        for (int64 d = 0; d < key_dim; d += words::value)
-            cpu::prefetch_to_write(reinterpret_cast<Element*>(block) + key_at(d, lane));
-        for (int64 token = 0; token < count; ++token)
-            store_key<Build>(block, lane + token, key_dim, keys + token * key_stride);
+        // Every dimension of a key lies in a line of its own. A line is filled at once where as many tokens come as it
+        // holds; else all lines are asked for before the first is waited for.
+        constexpr int64 group = detail::panel_width;
+        for (int64 at = 0; at < count * value_pitch(value_dim); at += 64 / int64{sizeof(Element)})
+            cpu::prefetch_to_write(reinterpret_cast<Element*>(block + key_bytes(key_dim)) +
+                                   value_at(lane, 0, value_pitch(value_dim)) + at);
+        for (int64 token = 0; token < count;) {
+            const float* from = keys + token * key_stride;
+            if ((lane + token) % group == 0 && count - token >= group) {
+                store_keys<Build>(block, lane + token, key_dim, from, key_stride);
+                token += group;
+                continue;
+            }
+            for (int64 d = 0; token == 0 && d < key_dim; d += words::value)
+                cpu::prefetch_to_write(reinterpret_cast<Element*>(block) + key_at(d, lane));
+            store_key<Build>(block, lane + token, key_dim, from);
+            ++token;
+        }
 
         std::uint64_t& marks = *nonfinite(block, key_dim, value_dim);
-        for (int64 token = 0; token < count; ++token) {
-            const bool finite =
-                store_value<Build>(block, lane + token, key_dim, value_dim, values + token * value_stride);
-            const std::uint64_t bit = std::uint64_t{1} << (lane + token);
-            marks = finite ? marks & ~bit : marks | bit;
+        for (int64 token = 0; token < count;) {
+            const float* from = values + token * value_stride;
+            const bool pair = paired && (lane + token) % 2 == 0 && token + 1 < count;
+            const std::uint64_t found =
+                pair ? store_values<Build, words::value>(block, lane + token, key_dim, value_dim, from, value_stride)
+                     : store_values<Build, 1>(block, lane + token, key_dim, value_dim, from, value_stride);
+            const std::uint64_t those = std::uint64_t{pair ? 3u : 1u} << (lane + token);
+            marks = (marks & ~those) | found << (lane + token);
+            token += pair ? 2 : 1;
         }
     }
 
@@ -194,6 +211,41 @@ private:
         }
     }
 
+    /// Sixteen keys at once, from lane `lane`, a multiple of 16, on.
+    template <class Build>
+    static void store_keys(std::byte* block, int64 lane, int64 key_dim, const float* keys, int64 stride) {
+        constexpr int64 width = detail::panel_width;
+        Element* to = reinterpret_cast<Element*>(block);
+        alignas(64) float turned[width * width];  // [dimension][key]
+        for (int64 d0 = 0; d0 < key_dim; d0 += width) {
+            const int64 n = detail::smaller(width, key_dim - d0);
+            transpose(keys + d0, stride, n, turned);
+            for (int64 d = 0; d < n; d += words::value)
+                for (int64 i = 0; i < width; i += cpu::lanes<Build>) {
+                    if constexpr (paired)
+                        cpu::store_pairs(to + key_at(d0 + d, lane + i), cpu::load(turned + d * width + i),
+                                         cpu::load(turned + (d + 1) * width + i));
+                    else
+                        cpu::store(to + key_at(d0 + d, lane + i), cpu::load(turned + d * width + i));
+                }
+        }
+    }
+
+    /// to[c][r] = row r, number c < n; what lies behind, up to an even number, is 0.
+    SASH_INLINE static void transpose(const float* rows, int64 stride, int64 n, float* to) {
+        constexpr int64 width = detail::panel_width;
+        int64 c = 0;
+        for (; c + 4 <= n; c += 4)
+            for (int64 r = 0; r < width; r += 4) {
+                const float* from = rows + r * stride + c;
+                float* at = to + c * width + r;
+                cpu::transpose_4x4(cpu::load_quad(from), cpu::load_quad(from + stride), cpu::load_quad(from + 2 * stride),
+                                   cpu::load_quad(from + 3 * stride), at, at + width, at + 2 * width, at + 3 * width);
+            }
+        for (; c < detail::round_up(n, 2); ++c)
+            for (int64 r = 0; r < width; ++r) to[c * width + r] = c < n ? rows[r * stride + c] : 0.0f;
+    }
+
     template <class Build>
     static void store_key(std::byte* block, int64 lane, int64 key_dim, const float* key) {
         Element* to = reinterpret_cast<Element*>(block);
@@ -207,23 +259,37 @@ private:
             if (key_dim & 1) to[key_at(key_dim, lane)] = Element(0.0f);
     }
 
-    /// Returns whether every number, as stored, is finite.
-    template <class Build>
-    static bool store_value(std::byte* block, int64 lane, int64 key_dim, int64 value_dim, const float* value) {
+    /// One value row, or the two of a pair. Bit i: row i holds a number that, as stored, is not finite.
+    template <class Build, int64 Rows>
+    static std::uint64_t store_values(std::byte* block, int64 lane, int64 key_dim, int64 value_dim, const float* values,
+                                      int64 stride) {
         Element* to = reinterpret_cast<Element*>(block + key_bytes(key_dim));
         const int64 pitch = value_pitch(value_dim);
-        Element rounded[64];
-        bool finite = true;
-        for (int64 c0 = 0; c0 < value_dim; c0 += 64) {
-            const int64 n = detail::smaller(64, value_dim - c0);
-            cpu::narrow<Build>(value + c0, rounded, n);
-            for (int64 i = 0; i < n; ++i) {
-                finite &= detail::is_finite(rounded[i]);
-                to[value_at(lane, c0 + i, pitch)] = rounded[i];
+        cpu::lane_mask found[Rows];
+        for (auto& mask : found) mask = cpu::mask_from(0);
+        for (int64 c = 0; c < pitch; c += cpu::lanes<Build>) {
+            cpu::floats x[Rows];
+            for (int r = 0; r < Rows; ++r) {
+                x[r] = cpu::load_up_to(values + r * stride + c, value_dim - c);
+                found[r] = found[r] | cpu::is_nonfinite(cpu::rounded_to<Element>(x[r]));
             }
+            if constexpr (Rows == 2)
+                cpu::store_pairs(to + value_at(lane, c, pitch), x[0], x[1]);
+            else if constexpr (!paired)
+                cpu::store(to + value_at(lane, c, pitch), x[0]);
+            else
+                store_halves(to + value_at(lane, c, pitch), x[0]);
         }
-        for (int64 c = value_dim; c < pitch; ++c) to[value_at(lane, c, pitch)] = Element(0.0f);
-        return finite;
+        std::uint64_t bits = 0;
+        for (int r = 0; r < Rows; ++r) bits |= std::uint64_t{cpu::any(found[r])} << r;
+        return bits;
+    }
+
+    /// One half of as many words as a register holds; the other halves stay.
+    SASH_INLINE static void store_halves(Element* to, cpu::floats x) {
+        Element rounded[cpu::floats::size];
+        cpu::store(rounded, x);
+        for (std::size_t i = 0; i < cpu::floats::size; ++i) to[2 * i] = rounded[i];
     }
 };
 

@@ -77,7 +77,6 @@ private:
 template <class Build>
 void pack_queries(query_tile<Build>& tile, int frame, const float* const* rows, float factor) {
     constexpr int64 pitch = query_tile<Build>::capacity;
-    const float factors[4] = {factor, factor, factor, factor};
     float* to = tile.query + frame * tile.key_dim * pitch;
     int64 r = 0;
     for (; r + 4 <= tile.rows; r += 4) {
@@ -86,8 +85,9 @@ void pack_queries(query_tile<Build>& tile, int frame, const float* const* rows, 
             for (int64 line = 0; line < tile.key_dim; line += 16) prefetch(rows[i] + line);
         int64 d = 0;
         for (float* at = to + r; d + 4 <= tile.key_dim; d += 4, at += 4 * pitch)
-            transpose_4x4(rows[r] + d, rows[r + 1] + d, rows[r + 2] + d, rows[r + 3] + d, factors, at, at + pitch,
-                          at + 2 * pitch, at + 3 * pitch);
+            transpose_4x4(scaled(load_quad(rows[r] + d), factor), scaled(load_quad(rows[r + 1] + d), factor),
+                          scaled(load_quad(rows[r + 2] + d), factor), scaled(load_quad(rows[r + 3] + d), factor), at,
+                          at + pitch, at + 2 * pitch, at + 3 * pitch);
         for (; d < tile.key_dim; ++d)
             for (int64 i = r; i < r + 4; ++i) to[d * pitch + i] = factor * rows[i][d];
     }
@@ -478,8 +478,10 @@ void unpack(const query_tile<Build>& tile, float* const* rows, const float* fact
             for (int64 line = 0; line < tile.value_dim; line += 16) prefetch_to_write(rows[i] + line);
         int64 c = 0;
         for (const float* from = tile.numerator + r; c + 4 <= tile.value_dim; c += 4, from += 4 * pitch)
-            transpose_4x4(from, from + pitch, from + 2 * pitch, from + 3 * pitch, factor + r, rows[r] + c,
-                          rows[r + 1] + c, rows[r + 2] + c, rows[r + 3] + c);
+            transpose_4x4(scaled(load_quad(from), factor + r), scaled(load_quad(from + pitch), factor + r),
+                          scaled(load_quad(from + 2 * pitch), factor + r),
+                          scaled(load_quad(from + 3 * pitch), factor + r), rows[r] + c, rows[r + 1] + c,
+                          rows[r + 2] + c, rows[r + 3] + c);
         for (; c < tile.value_dim; ++c)
             for (int64 i = r; i < r + 4; ++i) rows[i][c] = factor[i] * tile.numerator[c * pitch + i];
     }

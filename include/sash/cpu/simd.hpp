@@ -30,6 +30,11 @@
 SASH_KERNELS_BEGIN
 #include <xsimd/xsimd.hpp>
 
+// Registers are those of NEON. Where a file is compiled for SVE of a fixed length, xsimd's are longer, and not these.
+#if XSIMD_WITH_NEON64 && !XSIMD_WITH_SVE
+#define SASH_NEON
+#endif
+
 namespace sash::cpu {
 
 /// The widest instruction set this file is compiled for.
@@ -43,6 +48,7 @@ using lane_mask = xsimd::batch_bool<float, xsimd::default_arch>;
 /// Floats in a register.
 template <class Build>
 inline constexpr int lanes = static_cast<int>(floats::size);
+static_assert(floats::size >= 4 && floats::size <= 16, "sash: registers of 128 to 512 bits");
 
 /// Registers there are: it decides how large a tile of sums can be held in them.
 template <class Build>
@@ -79,7 +85,9 @@ SASH_INLINE void prefetch_to_write([[maybe_unused]] const void* p) {
 // ---- bits
 
 SASH_INLINE floats as_floats(integers x) {
-#if XSIMD_VERSION_MAJOR < 11
+#if defined(SASH_NEON)
+    return floats(vreinterpretq_f32_s32(x));  // xsimd 8 calls a function through a table
+#elif XSIMD_VERSION_MAJOR < 11
     return xsimd::bitwise_cast<floats>(x);
 #else
     return xsimd::bitwise_cast<float>(x);
@@ -87,7 +95,9 @@ SASH_INLINE floats as_floats(integers x) {
 }
 
 SASH_INLINE integers as_integers(floats x) {
-#if XSIMD_VERSION_MAJOR < 11
+#if defined(SASH_NEON)
+    return integers(vreinterpretq_s32_f32(x));
+#elif XSIMD_VERSION_MAJOR < 11
     return xsimd::bitwise_cast<integers>(x);
 #else
     return xsimd::bitwise_cast<std::int32_t>(x);
@@ -106,6 +116,8 @@ SASH_INLINE lane_mask as_float_mask(xsimd::batch_bool<std::int32_t, xsimd::defau
 SASH_INLINE lane_mask has_bits(integers x, integers bits) {
 #if defined(__AVX512F__)
     return lane_mask(_mm512_test_epi32_mask(x, bits));
+#elif defined(SASH_NEON)
+    return lane_mask(vtstq_s32(x, bits));
 #else
     return as_float_mask((x & bits) != integers(0));
 #endif
@@ -134,6 +146,26 @@ SASH_INLINE floats fma(floats a, floats b, floats c) {
 #endif
 }
 
+/// `Count` numbers side by side, each to be multiplied with whole registers. NEON multiplies by one lane of a register:
+/// four numbers take one register, not four, and the sums of a tile are not driven out to memory.
+template <class Build, int Count>
+struct multipliers {
+#if defined(SASH_NEON)
+    float32x4_t four[Count / 4];
+
+    SASH_INLINE explicit multipliers(const float* p) {
+#pragma GCC unroll 8
+        for (int i = 0; i < Count / 4; ++i) four[i] = vld1q_f32(p + 4 * i);
+    }
+    SASH_INLINE floats operator[](int i) const { return floats(vdupq_n_f32(four[i / 4][i % 4])); }
+#else
+    const float* at;
+
+    SASH_INLINE explicit multipliers(const float* p) : at(p) {}
+    SASH_INLINE floats operator[](int i) const { return floats(at[i]); }
+#endif
+};
+
 SASH_INLINE floats select(lane_mask m, floats yes, floats no) { return xsimd::select(m, yes, no); }
 SASH_INLINE bool any(lane_mask m) { return xsimd::any(m); }
 
@@ -158,6 +190,12 @@ SASH_INLINE lane_mask is_minus_infinity(floats x) {
     return as_float_mask(as_integers(x) == integers(static_cast<std::int32_t>(0xff800000u)));
 }
 
+/// Lanes that are infinite or NaN, told by their bits.
+SASH_INLINE lane_mask is_nonfinite(floats x) {
+    const integers exponent(0x7f800000);
+    return as_float_mask((as_integers(x) & exponent) == exponent);
+}
+
 /// Sum of the lanes, always in the same order.
 SASH_INLINE float sum_of_lanes(floats x) {
     alignas(64) float lane[floats::size];
@@ -178,15 +216,55 @@ SASH_INLINE float maximum_of_lanes(floats x) {
 
 // ---- 16-bit elements: as many as a register has floats, widened exactly, narrowed to nearest even
 
+#if defined(SASH_NEON)
+template <class Element>
+SASH_INLINE uint16x4_t load_words(const Element* p) {
+    uint16x4_t words;
+    __builtin_memcpy(&words, p, sizeof words);
+    return words;
+}
+template <class Element>
+SASH_INLINE void store_words(Element* p, uint16x4_t words) {
+    __builtin_memcpy(p, &words, sizeof words);
+}
+#elif !defined(__F16C__) || !defined(__AVX__)
+/// 16-bit elements, each in the lower half of a lane.
+SASH_INLINE integers load_words(const float16* p) {
+#if defined(__SSE2__) && !defined(__AVX__)
+    return integers(_mm_unpacklo_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), _mm_setzero_si128()));
+#else
+    alignas(64) std::int32_t word[floats::size];
+    for (std::size_t i = 0; i < floats::size; ++i) word[i] = p[i].bits;
+    return integers::load_aligned(word);
+#endif
+}
+
+/// The exponent is moved to its place and its bias made up for: by adding to it where a number is normal; a subnormal
+/// one has no leading one of its own, so it is read as if it had 2^-14 more, and these are subtracted: exactly, and no
+/// subnormal float comes about, which a program may have told the machine to take for zero.
+SASH_INLINE floats widen_float16(integers words) {
+    const integers magnitude = (words & integers(0x7fff)) << 13, bias(112 << 23), one_exponent(1 << 23);
+    const floats normal = as_floats(magnitude + bias);
+    const floats subnormal = as_floats(magnitude + bias + one_exponent) - floats(0x1p-14f);
+    const floats finite = select(as_float_mask(magnitude < one_exponent), subnormal, normal);
+    const integers infinity(0x1f << 23), quiet(0x400000);
+    const floats infinite = as_floats(magnitude | integers(0x7f800000));
+    const floats nan = as_floats(magnitude | (integers(0x7f800000) | quiet));
+    const floats special = select(as_float_mask(magnitude > infinity), nan, infinite);
+    const floats number = select(as_float_mask(magnitude < infinity), finite, special);
+    return as_floats(as_integers(number) | (words & integers(0x8000)) << 16);
+}
+#endif
+
 SASH_INLINE floats load(const float16* p) {
 #if defined(__AVX512F__)
     return floats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 #elif defined(__F16C__) && defined(__AVX__)
     return floats(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(SASH_NEON)
+    return floats(vcvt_f32_f16(vreinterpret_f16_u16(load_words(p))));
 #else
-    alignas(64) float wide[floats::size];
-    for (std::size_t i = 0; i < floats::size; ++i) wide[i] = detail::widen_float16(p[i].bits);
-    return floats::load_aligned(wide);
+    return widen_float16(load_words(p));
 #endif
 }
 
@@ -196,6 +274,8 @@ SASH_INLINE void store(float16* p, floats x) {
                         _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif defined(__F16C__) && defined(__AVX__)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(SASH_NEON)
+    store_words(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
 #else
     alignas(64) float wide[floats::size];
     x.store_aligned(wide);
@@ -214,6 +294,11 @@ SASH_INLINE floats load(const bfloat16* p) {
     return low_bfloat16(integers(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))));
 #elif defined(__AVX2__)
     return low_bfloat16(integers(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
+#elif defined(SASH_NEON)
+    return floats(vreinterpretq_f32_u32(vshll_n_u16(load_words(p), 16)));
+#elif defined(__SSE2__) && !defined(__AVX__)
+    const __m128i words = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return floats(_mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), words)));
 #else
     alignas(64) float wide[floats::size];
     for (std::size_t i = 0; i < floats::size; ++i) wide[i] = detail::widen_bfloat16(p[i].bits);
@@ -221,44 +306,111 @@ SASH_INLINE floats load(const bfloat16* p) {
 #endif
 }
 
+/// x rounded to bfloat16, in the upper half of each word; the lower half holds anything. NaN stays NaN.
+SASH_INLINE integers round_to_bfloat16(floats x) {
+    const integers bits = as_integers(x), odd = (bits >> 16) & integers(1);
+    const lane_mask nan = as_float_mask((bits & integers(0x7fffffff)) > integers(0x7f800000));
+    return as_integers(select(nan, as_floats(bits | integers(0x400000)), as_floats(bits + integers(0x7fff) + odd)));
+}
+
+/// Rounded to bfloat16, which is the upper half of each lane; what the lower half holds does not matter.
+SASH_INLINE integers rounded_bfloat16(floats x) {
+    const integers bits = as_integers(x), magnitude = bits & integers(0x7fffffff);
+    const integers rounded = bits + integers(0x7fff) + ((bits >> 16) & integers(1));
+    return xsimd::select(magnitude > integers(0x7f800000), bits | integers(0x400000), rounded);
+}
+
 SASH_INLINE void store(bfloat16* p, floats x) {
+    const integers rounded = rounded_bfloat16(x);
 #if defined(__AVX512F__)
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
-    const __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
-    const __m512i kept = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+#elif defined(SASH_NEON)
+    store_words(p, vshrn_n_u32(vreinterpretq_u32_s32(rounded), 16));
 #else
-    alignas(64) float wide[floats::size];
-    x.store_aligned(wide);
-    for (std::size_t i = 0; i < floats::size; ++i) p[i].bits = detail::narrow_bfloat16(wide[i]);
+    alignas(64) std::int32_t word[floats::size];
+    rounded.store_aligned(word);
+    for (std::size_t i = 0; i < floats::size; ++i)
+        p[i].bits = static_cast<std::uint16_t>(static_cast<std::uint32_t>(word[i]) >> 16);
 #endif
+}
+
+/// Words of two bfloat16 each: lane i of `even` in the lower half of word i, of `odd` in the upper.
+SASH_INLINE void store_pairs(bfloat16* p, floats even, floats odd) {
+    const integers low = (rounded_bfloat16(even) >> 16) & integers(0xffff);
+    const integers high = rounded_bfloat16(odd) & integers(static_cast<std::int32_t>(0xffff0000u));
+    (low | high).store_unaligned(reinterpret_cast<std::int32_t*>(p));
+}
+
+/// x as an Element holds it.
+template <class Element>
+SASH_INLINE floats rounded_to(floats x) {
+    if constexpr (std::is_same_v<Element, bfloat16>) {
+        return high_bfloat16(rounded_bfloat16(x));
+    } else if constexpr (std::is_same_v<Element, float16>) {
+        float16 narrow[floats::size];
+        store(narrow, x);
+        return load(narrow);
+    } else {
+        return x;
+    }
+}
+
+/// The first `count` numbers at p, and zeros: no more of a register than there is.
+SASH_INLINE floats load_up_to(const float* p, std::int64_t count) {
+    constexpr auto all = static_cast<std::int64_t>(floats::size);
+    if (count >= all) return load(p);
+    alignas(64) float part[floats::size] = {};
+    for (std::int64_t i = 0; i < count; ++i) part[i] = p[i];
+    return floats::load_aligned(part);
 }
 
 // ---- transposing
 
-/// to_c[r] = row_r[c] · factor[c] for four rows of four: the step that every transposition here is made of.
-SASH_INLINE void transpose_4x4(const float* row0, const float* row1, const float* row2, const float* row3,
-                               const float* factor, float* to0, float* to1, float* to2, float* to3) {
+/// Four floats side by side: what every transposition here is made of.
 #if defined(__SSE2__)
-    const __m128 f = _mm_loadu_ps(factor);
-    const __m128 a = _mm_mul_ps(_mm_loadu_ps(row0), f), b = _mm_mul_ps(_mm_loadu_ps(row1), f);
-    const __m128 c = _mm_mul_ps(_mm_loadu_ps(row2), f), d = _mm_mul_ps(_mm_loadu_ps(row3), f);
+using quad = __m128;
+SASH_INLINE quad load_quad(const float* p) { return _mm_loadu_ps(p); }
+SASH_INLINE quad scaled(quad x, float factor) { return _mm_mul_ps(x, _mm_set1_ps(factor)); }
+SASH_INLINE quad scaled(quad x, const float* factors) { return _mm_mul_ps(x, _mm_loadu_ps(factors)); }
+#elif defined(SASH_NEON)
+using quad = float32x4_t;
+SASH_INLINE quad load_quad(const float* p) { return vld1q_f32(p); }
+SASH_INLINE quad scaled(quad x, float factor) { return vmulq_n_f32(x, factor); }
+SASH_INLINE quad scaled(quad x, const float* factors) { return vmulq_f32(x, vld1q_f32(factors)); }
+#else
+struct quad {
+    float lane[4];
+};
+SASH_INLINE quad load_quad(const float* p) { return {{p[0], p[1], p[2], p[3]}}; }
+SASH_INLINE quad scaled(quad x, float f) { return {{x.lane[0] * f, x.lane[1] * f, x.lane[2] * f, x.lane[3] * f}}; }
+SASH_INLINE quad scaled(quad x, const float* f) {
+    return {{x.lane[0] * f[0], x.lane[1] * f[1], x.lane[2] * f[2], x.lane[3] * f[3]}};
+}
+#endif
+
+/// to_c[r] = row_r[c], bit for bit.
+SASH_INLINE void transpose_4x4(quad a, quad b, quad c, quad d, float* to0, float* to1, float* to2, float* to3) {
+#if defined(__SSE2__)
     const __m128 ac_low = _mm_unpacklo_ps(a, c), ac_high = _mm_unpackhi_ps(a, c);
     const __m128 bd_low = _mm_unpacklo_ps(b, d), bd_high = _mm_unpackhi_ps(b, d);
     _mm_storeu_ps(to0, _mm_unpacklo_ps(ac_low, bd_low));
     _mm_storeu_ps(to1, _mm_unpackhi_ps(ac_low, bd_low));
     _mm_storeu_ps(to2, _mm_unpacklo_ps(ac_high, bd_high));
     _mm_storeu_ps(to3, _mm_unpackhi_ps(ac_high, bd_high));
+#elif defined(SASH_NEON)
+    const float32x4_t ac_low = vzip1q_f32(a, c), ac_high = vzip2q_f32(a, c);
+    const float32x4_t bd_low = vzip1q_f32(b, d), bd_high = vzip2q_f32(b, d);
+    vst1q_f32(to0, vzip1q_f32(ac_low, bd_low));
+    vst1q_f32(to1, vzip2q_f32(ac_low, bd_low));
+    vst1q_f32(to2, vzip1q_f32(ac_high, bd_high));
+    vst1q_f32(to3, vzip2q_f32(ac_high, bd_high));
 #else
     float* const to[4] = {to0, to1, to2, to3};
-    for (int c = 0; c < 4; ++c) {
-        to[c][0] = row0[c] * factor[c];
-        to[c][1] = row1[c] * factor[c];
-        to[c][2] = row2[c] * factor[c];
-        to[c][3] = row3[c] * factor[c];
+    for (int i = 0; i < 4; ++i) {
+        to[i][0] = a.lane[i];
+        to[i][1] = b.lane[i];
+        to[i][2] = c.lane[i];
+        to[i][3] = d.lane[i];
     }
 #endif
 }

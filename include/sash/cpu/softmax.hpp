@@ -192,9 +192,19 @@ void store_tokens(const softmax_round<P>& r, int64 head, int64 first, int64 coun
     const float* values = plain_values ? static_cast<const float*>(r.value.at(first, value_head)) : made_values;
     const int64 key_stride = plain_keys ? r.key.token_stride : s.key_dim;
     const int64 value_stride = plain_values ? r.value.token_stride : s.value_dim;
+    // A head's rows lie apart, where no prefetcher of the machine finds them: ask for some while others are stored.
+    constexpr int64 ahead = 16;
+    const auto ask_for = [&](int64 from, int64 to) {
+        for (int64 t = from; t < detail::smaller(to, count); ++t) {
+            for (int64 d = 0; plain_keys && d < s.key_dim; d += 16) prefetch(keys + t * key_stride + d);
+            for (int64 d = 0; plain_values && d < s.value_dim; d += 16) prefetch(values + t * value_stride + d);
+        }
+    };
+    ask_for(0, ahead);
     for (int64 done = 0; done < count;) {
         const detail::token_place at = detail::locate<Build>(s, head, s.length + first + done);
-        const int64 n = detail::smaller(at.together, count - done);
+        const int64 n = detail::smaller(ahead, detail::smaller(at.together, count - done));
+        ask_for(done + n, done + n + ahead);
         codec<Element>::template store<Build>(at.block, at.lane, n, s.key_dim, s.value_dim, keys + done * key_stride,
                                               key_stride, values + done * value_stride, value_stride);
         done += n;

@@ -57,11 +57,10 @@ SASH_INLINE constexpr int64 partial_floats(int64 rows, int64 value_pitch) {
 
 SASH_INLINE bool is_seen(float maximum) { return !detail::is_minus_infinity(maximum); }
 
-/// out = numerator / (denominator [+ the sink logit's share]); lse in natural log, of the keys alone. A row that saw no key
-/// is exactly 0 and -inf. `maximum` is base 2.
-template <class Build, class P>
-void write_finished(const softmax_job<P>& job, int64 token, int64 head, float* numerator, float maximum,
-                    float denominator) {
+/// What the numerators of a row are multiplied by: 1 / (denominator [+ the sink logit's share]). Writes the row's lse,
+/// in natural log, of the keys alone; -inf for a row that saw no key, whose output is exactly 0. `maximum` is base 2.
+template <class P>
+SASH_INLINE float finish_row(const softmax_job<P>& job, int64 token, int64 head, float maximum, float denominator) {
     const float m = is_seen(maximum) ? maximum * ln_2 : detail::minus_infinity();
     if (job.lse)
         job.lse[token * job.dims->heads + head] =
@@ -72,8 +71,17 @@ void write_finished(const softmax_job<P>& job, int64 token, int64 head, float* n
         factor = f.left;
         mass = f.left * denominator + f.right;
     }
-    const float weight = detail::is_zero(mass) ? 0 : factor / mass;
-    for (int64 c = 0; c < job.out.dim; ++c) numerator[c] = detail::is_zero(denominator) ? 0 : numerator[c] * weight;
+    return detail::is_zero(denominator) ? 0 : factor / mass;
+}
+
+/// out = weight · numerator, [pitch]. Where no key was seen the numerators may be anything, and the row is 0.
+template <class Build, class P>
+void write_finished(const softmax_job<P>& job, int64 token, int64 head, float* numerator, int64 pitch, float maximum,
+                    float denominator) {
+    const floats weight(finish_row(job, token, head, maximum, denominator));
+    const bool seen = !detail::is_zero(denominator);
+    for (int64 c = 0; c < pitch; c += lanes<Build>)
+        store(numerator + c, seen ? load(numerator + c) * weight : floats(0.0f));
     write_row<Build>(job.out, token, head, numerator);
 }
 
@@ -89,7 +97,7 @@ void deliver(const softmax_job<P>& job, const softmax_task& task, float* numerat
         } else {
             const int64 row = task.first_row + r;
             write_finished<Build>(job, row / job.group, task.head * job.group + row % job.group, numerator + r * pitch,
-                                  maximum[r], denominator[r]);
+                                  pitch, maximum[r], denominator[r]);
         }
     }
 }
@@ -258,6 +266,27 @@ void pack_frame(const softmax_job<P>& job, const softmax_task& task, query_scrat
     pack_queries<Build>(s.tile, frame, s.row, factor);
 }
 
+/// Finishes the rows of a tile: straight into the caller's memory where it holds floats side by side.
+template <class Build, class P>
+void write_tile(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s) {
+    constexpr int64 capacity = query_tile<Build>::capacity;
+    const bool straight = job.out.type == scalar::f32 && job.out.dim_stride == 1;
+    const auto token = [&](int64 r) { return (task.first_row + r) / job.group; };
+    const auto head = [&](int64 r) { return task.head * job.group + (task.first_row + r) % job.group; };
+    float* rows[capacity];
+    float weights[capacity];
+    for (int64 r = 0; r < task.rows; ++r) {
+        weights[r] = finish_row(job, token(r), head(r), s.tile.maximum[r], s.tile.denominator[r]);
+        rows[r] = straight ? static_cast<float*>(job.out.at(token(r), head(r))) : s.rows + r * s.tile.value_pitch;
+    }
+    unpack<Build>(s.tile, rows, weights);
+    for (int64 r = 0; r < task.rows; ++r) {
+        if (detail::is_zero(s.tile.denominator[r]))
+            std::memset(rows[r], 0, static_cast<std::size_t>(job.out.dim) * sizeof(float));
+        if (!straight) write_row<Build>(job.out, token(r), head(r), rows[r]);
+    }
+}
+
 template <class Build, class Element, class P>
 void attend_tile(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s) {
     const score_stage stage = stage_of(job);
@@ -279,10 +308,9 @@ void attend_tile(const softmax_job<P>& job, const softmax_task& task, query_scra
         absorb_interval<Build, Element>(job, task, s, stage, keys);
     }
     settle<Build>(s.tile);
-    const int64 pitch = s.tile.value_pitch;
-    float* numerator = task.partial ? task.partial : s.rows;
-    unpack<Build>(s.tile, numerator);
-    deliver<Build>(job, task, numerator, s.tile.maximum, s.tile.denominator, pitch);
+    if (!task.partial) return write_tile<Build>(job, task, s);
+    unpack<Build>(s.tile, task.partial);
+    deliver<Build>(job, task, task.partial, s.tile.maximum, s.tile.denominator, s.tile.value_pitch);
 }
 
 // -------------------------------------------------------------------------------------------------------------- one token: decode
