@@ -7,15 +7,6 @@ namespace sash::detail {
 
 enum class verb { attend, append, read };
 
-/// Tokens of which only the query is there.
-template <class P>
-SASH_INLINE tokens_of<P> query_alone(input query) {
-    if constexpr (takes_decay<P>)
-        return {.query = query, .key = {}, .value = {}, .decay = input{}};
-    else
-        return {.query = query, .key = {}, .value = {}};
-}
-
 /// A request with its cache opened: what all forms of the verb are brought to.
 template <class P, class E>
 struct call {
@@ -71,16 +62,23 @@ void check_lse(std::span<float> lse, int64 tokens, int64 heads) {
                    " entries, must have ", tokens * heads, ": [tokens, heads]");
 }
 
+/// The numbers of a gate: decays and betas have a range.
+template <class Build>
+void check_gate(std::string_view name, const input& x) {
+    if (name == "decay") check_decay<Build>(x);
+    if (name == "beta") check_beta<Build>(x);
+}
+
 template <class Build, class P>
-void check_inputs(const tokens_of<P>& in, const shape& dims, verb what, int64 tokens) {
+void check_inputs(const P& policy, const tokens_of<P>& in, const shape& dims, verb what, int64 tokens) {
     if (what != verb::append) check_extents<Build>("query", in.query, tokens, dims.query_heads, dims.key_dim);
     if (what == verb::read) return;
     check_extents<Build>("key", in.key, tokens, dims.key_heads, dims.key_dim);
     check_extents<Build>("value", in.value, tokens, dims.value_heads, dims.value_dim);
-    if constexpr (takes_decay<P>) {
-        check_extents<Build>("decay", in.decay, tokens, dims.gate_heads, 1);
-        check_decay<Build>(in.decay);
-    }
+    for_each_gate(policy, in, dims.key_dim, [&](const char* name, const input& x, int64 width) {
+        check_extents<Build>(name, x, tokens, dims.gate_heads, width);
+        check_gate<Build>(name, x);
+    });
 }
 
 /// Tokens of a call: those of its key, or of its query where nothing is stored.
@@ -122,6 +120,10 @@ void check_position(const call<P, E>& c, verb what, int64 tokens) {
         require<Build>(c.first_query == options::automatic || c.first_query == length,
                        "a recurrent cache is read where it stands, at ", length, "; first_query is ", c.first_query);
     }
+    if constexpr (requires { c.cache->policy.map; })
+        require<Build>(tokens <= ask::map_positions(c.cache->policy.map) - length, "the cache has seen ", length,
+                       " tokens, ", tokens, " more are past the ", ask::map_positions(c.cache->policy.map),
+                       " positions of its feature map");
 }
 
 /// Would the tokens exceed a hard capacity? Counts what is held afterwards.
@@ -143,7 +145,7 @@ void check_call(const call<P, E>& c, verb what) {
     const shape& dims = c.cache->dims;
     const int64 tokens = tokens_in<P>(*c.tokens, what);
     require<Build>(tokens >= 0, "the call brings ", tokens, " tokens");
-    check_inputs<Build, P>(*c.tokens, dims, what, tokens);
+    check_inputs<Build, P>(c.cache->policy, *c.tokens, dims, what, tokens);
     if (what != verb::append) {
         check_extents<Build>("out", c.out, tokens, dims.heads, dims.value_dim);
         check_written<Build>(c.out);

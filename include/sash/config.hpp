@@ -78,6 +78,15 @@ inline constexpr std::uint64_t flags =
 #if defined(__BMI2__)
     | 1u << 12
 #endif
+#if defined(__BMI__)
+    | 1u << 13
+#endif
+#if defined(__LZCNT__)  // an older processor runs it as another instruction: other numbers, no trap
+    | 1u << 14
+#endif
+#if defined(__POPCNT__)
+    | 1u << 15
+#endif
 #if defined(_OPENMP)
     | 1u << 16
 #endif
@@ -92,6 +101,24 @@ inline constexpr std::uint64_t flags =
 #endif
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     | 1u << 20
+#endif
+#if defined(__ARM_FEATURE_SVE)
+    | 1u << 21
+#endif
+#if defined(__ARM_FEATURE_SVE2)
+    | 1u << 22
+#endif
+#if defined(__ARM_FEATURE_DOTPROD)
+    | 1u << 23
+#endif
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    | 1u << 24
+#endif
+#if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+    | 1u << 25
+#endif
+#if defined(__ARM_FEATURE_ATOMICS)
+    | 1u << 26
 #endif
     ;
 

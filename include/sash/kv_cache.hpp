@@ -27,9 +27,9 @@ struct access {  // lets the verb see the inside of a cache
 ///     sash::kv_cache<sash::full, sash::float16> narrow({}, {.heads = 9, .kv_heads = 3, .head_dim = 64});
 ///
 /// A cache is a value. A copy is a fork: full segments of a growing cache are shared, a ring or a state is copied. A move is
-/// noexcept and leaves an empty cache of the same shape. `Element` is float, float16 or bfloat16: key and value are rounded
-/// to it when they are stored, and everybody, the newest token included, reads the rounded number. A recurrent policy keeps
-/// its state in fp32 whatever the element.
+/// noexcept and leaves an empty cache of the same shape. `Element` is float, float16, bfloat16 or int8_rows: key and value
+/// are rounded to it when they are stored, and everybody, the newest token included, reads the rounded number. A recurrent
+/// policy keeps its state in fp32 whatever the element.
 ///
 /// Errors: sash::error for a shape, policy, score or storage option that cannot be, naming it; std::bad_alloc. A failed call
 /// leaves the cache as it was. Distinct caches may be used from distinct threads; const members of one cache too.
@@ -39,8 +39,8 @@ class kv_cache {
                   "sash: Policy must model sash::attention_policy (see sash/policy.hpp: sees and visible, or a "
                   "recurrent policy)");
     static_assert(std::is_same_v<Element, float> || std::is_same_v<Element, float16> ||
-                      std::is_same_v<Element, bfloat16>,
-                  "sash: Element must be float, sash::float16 or sash::bfloat16");
+                      std::is_same_v<Element, bfloat16> || std::is_same_v<Element, int8_rows>,
+                  "sash: Element must be float, sash::float16, sash::bfloat16 or sash::int8_rows");
     using build_ = build::here;
 
 public:

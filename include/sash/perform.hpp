@@ -87,6 +87,11 @@ cpu::recurrent_call recurrent_call_of(const call<P, E>& c, verb what) {
         r.key = in.key;
         r.value = in.value;
         if constexpr (takes_decay<P>) r.decay = in.decay;
+        if constexpr (takes_beta<P>) r.beta = in.beta;
+        if constexpr (takes_vectors<P>) {
+            r.removal = in.removal;
+            r.replacement = in.replacement;
+        }
     }
     r.scale = c.cache->scores.scale;
     r.layout = c.cache->scores.layout;
@@ -328,10 +333,9 @@ void perform_stateless_recurrent(const P& policy, const shape& dims, tokens_of<P
     prefix.value = in.value.tokens_from(0, before);
     in.key = in.key.tokens_from(before, in.query.tokens);
     in.value = in.value.tokens_from(before, in.query.tokens);
-    if constexpr (takes_decay<P>) {
-        prefix.decay = in.decay.tokens_from(0, before);
-        in.decay = in.decay.tokens_from(before, in.query.tokens);
-    }
+    for_each_gate(policy, prefix, dims.key_dim, [&](const char*, input& x, int64) { x = x.tokens_from(0, before); });
+    for_each_gate(policy, in, dims.key_dim,
+                  [&](const char*, input& x, int64) { x = x.tokens_from(before, in.query.tokens); });
     options each = how;
     each.first_query = options::automatic;
     perform_one<Build>(prefix, cache, {}, verb::append, each);
@@ -349,7 +353,8 @@ void perform_without_cache(const P& policy, const tokens_of<P>& in, output out, 
                .query_heads = in.query.heads,
                .key_heads = in.key.heads,
                .value_heads = in.value.heads};
-    if constexpr (takes_decay<P>) dims.gate_heads = in.decay.heads;
+    for_each_gate(policy, in, dims.key_dim, [&](const char*, const input& x, int64) { dims.gate_heads = x.heads; });
+    if constexpr (requires { policy.decay.heads; }) dims.gate_heads = policy.decay.heads;
     dims = resolve<Build>(dims);
     check_extents<Build>("query", in.query, in.query.tokens, dims.query_heads, dims.key_dim);
     check_extents<Build>("key", in.key, in.key.tokens, dims.key_heads, dims.key_dim);

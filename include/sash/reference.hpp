@@ -11,10 +11,12 @@
 ///
 /// Keys that i does not see do not enter, whatever their bits. A row that sees nothing is 0, and its lse is -inf.
 ///
-/// Linear attention is written here without a state, in its quadratic form: a sum over keys too, with another weight.
+/// Linear attention is written here twice: without a state, in its quadratic form, a sum over keys too, with another
+/// weight; and as the recurrence that it is.
 #include <sash/linear.hpp>
 #include <sash/policy.hpp>
 #include <sash/score.hpp>
+#include <sash/tokens.hpp>
 #include <sash/view.hpp>
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -65,9 +67,29 @@ matrix head_of(const input& x, int64 head) {
     return m;
 }
 
+/// Rows of bytes, each with its scale in fp32:  scale · round(x / scale),  scale = max |x| / 127. A row that is not finite
+/// is NaN.
+template <class Build = build::here>
+matrix rounded_to_byte_rows(const matrix& m) {
+    matrix r(m.rows(), m.cols());
+    for (Eigen::Index t = 0; t < m.rows(); ++t) {
+        if (!m.row(t).allFinite()) {
+            r.row(t).setConstant(std::numeric_limits<double>::quiet_NaN());
+            continue;
+        }
+        const float scale = static_cast<float>(m.row(t).cwiseAbs().maxCoeff()) / 127;
+        for (Eigen::Index c = 0; c < m.cols(); ++c) {
+            const float n = scale == 0 ? 0 : std::nearbyint(static_cast<float>(m(t, c)) / scale);
+            r(t, c) = double{scale} * double{std::min(127.0f, std::max(-127.0f, n))};
+        }
+    }
+    return r;
+}
+
 /// What is attended is what is stored: rounded to the element type of the cache, to nearest, ties to even.
 template <class Build = build::here>
 matrix rounded_to(scalar stored, const matrix& m) {
+    if (stored == scalar::i8) return rounded_to_byte_rows<Build>(m);
     return m.unaryExpr([stored](double x) {
         const float narrow = static_cast<float>(x);
         switch (stored) {
@@ -255,86 +277,285 @@ result attend(const P& policy, const shape& dims, const input& query, const inpu
 // ---------------------------------------------------------------------------------------------------------------------
 // Linear attention
 
-/// phi of every row of one head: [tokens, dim] -> [tokens, features].
+/// One output head of a linear layer, in features. Token t adds k_t v_t^T; before that, row c of the state shrinks by
+/// exp(g_tc), a natural logarithm.
+struct linear_head {
+    matrix q;      ///< phi(q) [queries, features]
+    matrix k;      ///< phi(k) [tokens, features]
+    matrix v;      ///< [tokens, value_dim]
+    matrix g;      ///< [tokens, features], or [tokens, 1] where all features decay alike
+    vector beta;   ///< [tokens]: of the delta rule
+    matrix a, d;   ///< [tokens, features]: what is looked up and what is put back, of diagonal_plus_low_rank
+    vector bonus;  ///< [features]: u of exclusive_bonus
+};
+
+/// The query, which may stand behind the last token: then it reads all of them.
+SASH_INLINE int64 last_token(const linear_head& h, int64 i) { return std::min<int64>(i, h.k.rows() - 1); }
+
+/// phi of every query of one head, the first of which stands at `first`.
 template <class Build = build::here, class Map>
-matrix query_features(const Map& map, int64 map_head, const matrix& q) {
+matrix query_features(const Map& map, int64 map_head, const matrix& q, int64 first = 0) {
     matrix phi(q.rows(), ask::width(map, q.cols()));
     for (int64 t = 0; t < q.rows(); ++t)
-        ask::query_features(map, map_head, q.row(t).data(), q.cols(), phi.row(t).data());
+        ask::query_features(map, map_head, q.row(t).data(), q.cols(), phi.row(t).data(), first + t);
     return phi;
 }
+
+/// phi of every key of one head. A map with a memory says with each key by how much the features of earlier ones
+/// shrink: that is a decay, and the logarithms are added to `g`, which becomes [tokens, features].
 template <class Build = build::here, class Map>
-matrix key_features(const Map& map, int64 map_head, const matrix& k) {
-    matrix phi(k.rows(), ask::width(map, k.cols()));
-    for (int64 t = 0; t < k.rows(); ++t) ask::key_features(map, map_head, k.row(t).data(), k.cols(), phi.row(t).data());
+matrix key_features(const Map& map, int64 map_head, const matrix& k, matrix& g) {
+    const int64 width = ask::width(map, k.cols());
+    matrix phi(k.rows(), width);
+    vector memory = vector::Zero(std::max<int64>(1, ask::map_memory<Map>)), keep(width);
+    if (ask::map_memory<Map> > 0 && g.cols() != width) g = g.replicate(1, width).eval();
+    for (int64 t = 0; t < k.rows(); ++t) {
+        ask::key_features(map, map_head, k.row(t).data(), k.cols(), phi.row(t).data(), t, memory.data(), keep.data());
+        if (ask::map_memory<Map> > 0) g.row(t) += keep.array().log().matrix().transpose();
+    }
     return phi;
 }
 
-/// a_j = phi(q)·phi(k_j) exp(g_{j+1} + … + g_i) for the keys j <= i: what has been forgotten since j was written. The
-/// sum runs back from i, so that no two infinities are subtracted.
-template <class Build = build::here>
-vector linear_weights(const vector& query, const matrix& keys, const vector& decay, int64 i) {
-    vector a = keys.topRows(std::min<int64>(i + 1, keys.rows())) * query;
-    double since = 0;
-    for (Eigen::Index j = a.size() - 1; j >= 0; --j) {
-        a(j) *= std::exp(since);
-        since += decay(j);
-    }
-    return a;
+/// log alpha of every token of one gate head: [tokens, 1] or [tokens, features].
+template <class Build = build::here, class P>
+matrix decays_of(const P& policy, const tokens_of<P>& in, int64 gate_head) {
+    if constexpr (P::needs_decay)
+        return head_of<Build>(in.decay, gate_head);
+    else if constexpr (requires { policy.decay.of_head(gate_head); })
+        return matrix::Constant(in.key.tokens, 1, double{policy.decay.of_head(gate_head)});
+    else
+        return matrix::Zero(in.key.tokens, 1);
 }
 
-/// Linear attention under any recurrent policy, by the quadratic definition:
-///
-///     out_i = sum_j a_j v_j / sum_j a_j        lse_i = log sum_j a_j
-///     out_i = scale · sum_j a_j v_j            without a normaliser
-///
-/// `decay` is [tokens, gate_heads, 1], natural log. Positions and heads are as for softmax policies. Of the options
-/// the scale (without a normaliser) and rotary positions turned by the library, before the map, have a meaning.
-/// Inputs are not rounded: a state is fp32 or better whatever a cache stores. A row whose weights sum to 0 is 0, its
-/// lse -inf; without a normaliser every lse is 0.
+/// Everything that output head h works with.
 template <class Build = build::here, recurrent_policy P>
-result attend(const P& policy, const shape& dims, const input& query, const input& key, const input& value,
-              const input& decay, const score& options = {}, int64 first_query = -1) {
+linear_head linear_head_of(const P& policy, const shape& s, const tokens_of<P>& in, const rotary& turns, int64 h,
+                           int64 first_query) {
+    const int64 gate = head_for<Build>(s, h, s.gate_heads);
+    linear_head made;
+    matrix q = head_of<Build>(in.query, head_for<Build>(s, h, s.query_heads));
+    if (!turns.frequencies.empty())
+        for (int64 t = 0, i = first_query; t < q.rows(); ++t, ++i)
+            q.row(t) = turned_query<Build>(q.row(t), turns, i, i).transpose();
+    const matrix k = turned_keys<Build>(head_of<Build>(in.key, head_for<Build>(s, h, s.key_heads)), turns);
+    made.g = decays_of<Build>(policy, in, gate);
+    made.q = query_features<Build>(policy.map, head_for<Build>(s, h, ask::query_map_heads(policy.map, s.key_dim)), q,
+                                   first_query);
+    made.k = key_features<Build>(policy.map, head_for<Build>(s, h, ask::key_map_heads(policy.map, s.key_dim)), k,
+                                 made.g);
+    made.v = head_of<Build>(in.value, head_for<Build>(s, h, s.value_heads));
+    if constexpr (detail::takes_beta<P>) made.beta = head_of<Build>(in.beta, gate).col(0);
+    if constexpr (detail::takes_vectors<P>) {
+        made.a = head_of<Build>(in.removal, gate);
+        made.d = head_of<Build>(in.replacement, gate);
+    }
+    if constexpr (std::is_same_v<decltype(policy.update), exclusive_bonus>) {
+        const int64 features = policy.features(s.key_dim);
+        const float* u = policy.update.of_head(head_for<Build>(s, h, policy.update.heads(features)), features);
+        made.bonus = Eigen::Map<const Eigen::VectorXf>(u, features).cast<double>();
+    }
+    return made;
+}
+
+// ---- The quadratic form: sums over tokens, no state
+
+/// w_j = sum_c x_c y_jc exp(g_{j+1,c} + … + g_ic) for the tokens j <= i: how much of y_j is found along x after token i.
+/// The sums run back from i, so that no two infinities are subtracted.
+template <class Build = build::here>
+vector faded_weights(const vector& x, const matrix& y, const matrix& g, int64 i) {
+    vector w(i + 1);
+    vector since = vector::Zero(g.cols());
+    for (int64 j = i; j >= 0; --j) {
+        if (g.cols() == 1)
+            w(j) = y.row(j).dot(x) * std::exp(since(0));
+        else
+            w(j) = (y.row(j).transpose().array() * x.array() * since.array().exp()).sum();
+        since += g.row(j).transpose();
+    }
+    return w;
+}
+
+/// sum_j w_j v_j
+SASH_INLINE vector sum_of_rows(const vector& w, const matrix& v) { return v.topRows(w.size()).transpose() * w; }
+
+/// The values that the delta rule writes, u_t = beta_t (v_t - sum_{s<t} w_ts u_s) with w_ts = k_t·k_s, faded: one
+/// triangular system, solved from the top.
+template <class Build = build::here>
+matrix corrected_values(const linear_head& h) {
+    matrix u = h.v;
+    for (int64 t = 0; t < u.rows(); ++t) {
+        const vector w = faded_weights<Build>(h.k.row(t), h.k, h.g, t).head(t);
+        u.row(t) = h.beta(t) * (h.v.row(t) - sum_of_rows(w, u).transpose());
+    }
+    return u;
+}
+
+/// What is removed before token t of diagonal_plus_low_rank, r_t = a_t^T S_{t-1}:
+///
+///     r_t = sum_{s<t} (a_t·k_s) v_s + sum_{s<t} (a_t·d_s) r_s        each weight faded from s to t - 1
+template <class Build = build::here>
+matrix removed_values(const linear_head& h) {
+    matrix r = matrix::Zero(h.v.rows(), h.v.cols());
+    for (int64 t = 1; t < r.rows(); ++t)
+        r.row(t) = (sum_of_rows(faded_weights<Build>(h.a.row(t), h.k, h.g, t - 1), h.v) +
+                    sum_of_rows(faded_weights<Build>(h.a.row(t), h.d, h.g, t - 1), r))
+                       .transpose();
+    return r;
+}
+
+/// S_i^T phi(q) for the query t that stands at i, and its denominator z_i·phi(q).
+struct linear_row {
+    vector numerator;
+    double denominator = 0;
+};
+
+/// Every row of one head by its sum over tokens:
+///
+///     additive                 sum_{j<=i} w_ij v_j                      w_ij = phi(q_i)·phi(k_j), faded
+///     delta                    sum_{j<=i} w_ij u_j
+///     diagonal_plus_low_rank   sum_{j<=i} w_ij v_j + sum_{j<=i} (q_i·d_j, faded) r_j
+///     exclusive_bonus          sum_{j<i} w_(i-1)j v_j + (q_i·(u ⊙ k_i)) v_i
+template <class Update, class Build = build::here>
+std::vector<linear_row> quadratic_rows(const linear_head& h, int64 first_query) {
+    matrix written = h.v, removed;
+    if constexpr (Update::needs_beta) written = corrected_values<Build>(h);
+    if constexpr (Update::needs_vectors) removed = removed_values<Build>(h);
+    std::vector<linear_row> rows;
+    for (int64 t = 0; t < h.q.rows(); ++t) {
+        const int64 i = first_query + t;
+        const bool brings_token = i < h.k.rows();
+        const int64 last = Update::reads_first && brings_token ? i - 1 : last_token(h, i);
+        const vector q = h.q.row(t), w = faded_weights<Build>(q, h.k, h.g, last);
+        linear_row row{sum_of_rows(w, written), w.sum()};
+        if constexpr (Update::needs_vectors)
+            row.numerator += sum_of_rows(faded_weights<Build>(q, h.d, h.g, last), removed);
+        if constexpr (Update::reads_first)
+            if (brings_token)
+                row.numerator += (q.array() * h.bonus.array() * h.k.row(i).transpose().array()).sum() * h.v.row(i).transpose();
+        rows.push_back(row);
+    }
+    return rows;
+}
+
+// ---- The recurrence, as the textbooks write it
+
+/// Every row of one head by its state, token after token.
+template <class Update, class Build = build::here>
+std::vector<linear_row> recurrent_rows(const linear_head& h, int64 first_query) {
+    matrix S = matrix::Zero(h.k.cols(), h.v.cols());
+    vector z = vector::Zero(h.k.cols());
+    std::vector<linear_row> rows;
+    const auto read = [&](int64 t) {
+        const vector q = h.q.row(t);
+        rows.push_back({S.transpose() * q, z.dot(q)});
+    };
+    int64 t = 0;  // the query that comes next
+    for (int64 i = 0; i < h.k.rows(); ++i) {
+        const vector k = h.k.row(i), v = h.v.row(i);
+        const vector alpha = h.g.row(i).transpose().replicate(h.g.cols() == 1 ? k.size() : 1, 1).array().exp();
+        const bool is_read = t < h.q.rows() && first_query + t == i;
+        if constexpr (Update::reads_first)
+            if (is_read) {
+                read(t);
+                rows.back().numerator += h.bonus.cwiseProduct(k).dot(vector(h.q.row(t))) * v;
+            }
+        vector looked_up;
+        if constexpr (Update::needs_vectors) looked_up = S.transpose() * vector(h.a.row(i));  // before the decay
+        S = alpha.asDiagonal() * S;
+        z = alpha.cwiseProduct(z) + k;
+        if constexpr (Update::needs_vectors) S += vector(h.d.row(i)) * looked_up.transpose();
+        if constexpr (Update::needs_beta) {
+            const vector error = h.beta(i) * (v - S.transpose() * k);  // after the decay
+            S += k * error.transpose();
+        } else {
+            S += k * v.transpose();
+        }
+        if (is_read && !Update::reads_first) read(t);
+        if (is_read) ++t;
+    }
+    for (; t < h.q.rows(); ++t) read(t);  // queries behind the last token
+    return rows;
+}
+
+// ---- Either, for all heads
+
+/// `rows_of` gives the rows of one head; see `attend` and `recur`.
+template <class Build = build::here, recurrent_policy P, class RowsOf>
+result linear_rows(const P& policy, const shape& dims, const tokens_of<P>& in, const score& options, int64 first_query,
+                   RowsOf&& rows_of) {
     const shape s = detail::resolve<Build>(dims);
-    check_operand<Build>("query", query, s.query_heads, s.key_dim, query.tokens);
-    check_operand<Build>("key", key, s.key_heads, s.key_dim, key.tokens);
-    check_operand<Build>("value", value, s.value_heads, s.value_dim, key.tokens);
-    if (P::needs_decay) check_operand<Build>("decay", decay, s.gate_heads, 1, key.tokens);
-    if (first_query < 0) first_query = key.tokens - query.tokens;
-    const double scale = options.scale != 0 ? double{options.scale} : 1 / std::sqrt(double(s.key_dim));
+    check_operand<Build>("query", in.query, s.query_heads, s.key_dim, in.query.tokens);
+    check_operand<Build>("key", in.key, s.key_heads, s.key_dim, in.key.tokens);
+    check_operand<Build>("value", in.value, s.value_heads, s.value_dim, in.key.tokens);
+    detail::for_each_gate(policy, in, s.key_dim, [&](const char* name, const input& x, int64 width) {
+        check_operand<Build>(name, x, s.gate_heads, width, in.key.tokens);
+    });
+    if (first_query < 0) first_query = in.key.tokens - in.query.tokens;
+    const double scale = options.scale != 0 ? double{options.scale} : P::default_scale(s.key_dim);
 
     result r;
-    r.out.resize(static_cast<std::size_t>(query.tokens * s.heads * s.value_dim));
-    r.lse.resize(static_cast<std::size_t>(query.tokens * s.heads));
+    r.out.resize(static_cast<std::size_t>(in.query.tokens * s.heads * s.value_dim));
+    r.lse.resize(static_cast<std::size_t>(in.query.tokens * s.heads));
     for (int64 h = 0; h < s.heads; ++h) {
-        matrix q = head_of<Build>(query, head_for<Build>(s, h, s.query_heads));
-        if (!options.rotary.frequencies.empty())
-            for (int64 t = 0, i = first_query; t < q.rows(); ++t, ++i)
-                q.row(t) = turned_query<Build>(q.row(t), options.rotary, i, i).transpose();
-        const matrix k = turned_keys<Build>(head_of<Build>(key, head_for<Build>(s, h, s.key_heads)), options.rotary);
-        const matrix v = head_of<Build>(value, head_for<Build>(s, h, s.value_heads));
-        const int64 query_map = head_for<Build>(s, h, ask::query_map_heads(policy.map, s.key_dim));
-        const int64 key_map = head_for<Build>(s, h, ask::key_map_heads(policy.map, s.key_dim));
-        const matrix phi_q = query_features<Build>(policy.map, query_map, q);
-        const matrix phi_k = key_features<Build>(policy.map, key_map, k);
-        vector g = vector::Zero(key.tokens);
-        if (P::needs_decay) g = head_of<Build>(decay, head_for<Build>(s, h, s.gate_heads)).col(0);
-        for (int64 t = 0; t < query.tokens; ++t) {
-            const vector a = linear_weights<Build>(phi_q.row(t), phi_k, g, first_query + t);
-            const double mass = P::has_normaliser ? a.sum() : 1 / scale;
-            const std::size_t row = static_cast<std::size_t>(t * s.heads + h);
-            r.lse[row] = P::has_normaliser ? (mass == 0 ? -infinity : std::log(mass)) : 0;
+        const std::vector<linear_row> rows =
+            rows_of(linear_head_of<Build>(policy, s, in, options.rotary, h, first_query), first_query);
+        for (int64 t = 0; t < in.query.tokens; ++t) {
+            const linear_row& row = rows[static_cast<std::size_t>(t)];
+            const std::size_t at = static_cast<std::size_t>(t * s.heads + h);
+            double mass = 1 / scale;
+            if constexpr (P::has_normaliser) {
+                mass = std::max(row.denominator + policy.normaliser.epsilon, double{policy.normaliser.least});
+                r.lse[at] = mass == 0 ? -infinity : std::log(mass);
+            }
             if (mass == 0) continue;
-            Eigen::Map<vector>(r.out.data() + row * static_cast<std::size_t>(s.value_dim), s.value_dim) =
-                v.topRows(a.size()).transpose() * a / mass;
+            Eigen::Map<vector>(r.out.data() + at * static_cast<std::size_t>(s.value_dim), s.value_dim) =
+                row.numerator / mass;
         }
     }
     return r;
 }
 
-/// The same for a policy that forgets nothing.
+/// Linear attention under any recurrent policy, by the quadratic definition:
+///
+///     out_i = sum_j w_ij v_j / sum_j w_ij        lse_i = log sum_j w_ij
+///     out_i = scale · sum_j w_ij v_j             without a normaliser
+///
+/// with what takes the place of v_j in the rules that correct (see quadratic_rows). Positions and heads are as for
+/// softmax policies. Of the options the scale (without a normaliser) and rotary positions turned by the library, before
+/// the map, have a meaning. Inputs are not rounded: a state is fp32 or better whatever a cache stores. A row whose
+/// weights sum to 0 is 0, its lse -inf; without a normaliser every lse is 0. Cost O(heads · tokens² · (features +
+/// value_dim)).
 template <class Build = build::here, recurrent_policy P>
-    requires(!P::needs_decay)
+result attend(const P& policy, const shape& dims, const std::type_identity_t<tokens_of<P>>& in,
+              const score& options = {}, int64 first_query = -1) {
+    return linear_rows<Build>(policy, dims, in, options, first_query, [](const linear_head& h, int64 first) {
+        return quadratic_rows<decltype(P::update), Build>(h, first);
+    });
+}
+
+/// The same by the recurrence. Cost O(heads · tokens · features · value_dim).
+template <class Build = build::here, recurrent_policy P>
+result recur(const P& policy, const shape& dims, const std::type_identity_t<tokens_of<P>>& in,
+             const score& options = {}, int64 first_query = -1) {
+    return linear_rows<Build>(policy, dims, in, options, first_query, [](const linear_head& h, int64 first) {
+        return recurrent_rows<decltype(P::update), Build>(h, first);
+    });
+}
+
+/// The short forms: for a policy that needs a decay at most, and for one that needs nothing; `decay` is not looked at
+/// where it is not needed.
+template <class Build = build::here, recurrent_policy P>
+    requires(!detail::takes_beta<P> && !detail::takes_vectors<P>)
+result attend(const P& policy, const shape& dims, const input& query, const input& key, const input& value,
+              const input& decay, const score& options = {}, int64 first_query = -1) {
+    tokens_of<P> in = detail::query_alone<P>(query);
+    in.key = key;
+    in.value = value;
+    if constexpr (P::needs_decay) in.decay = decay;
+    return attend<Build>(policy, dims, in, options, first_query);
+}
+template <class Build = build::here, recurrent_policy P>
+    requires(!P::needs_decay && !detail::takes_beta<P> && !detail::takes_vectors<P>)
 result attend(const P& policy, const shape& dims, const input& query, const input& key, const input& value,
               const score& options = {}, int64 first_query = -1) {
     return attend<Build>(policy, dims, query, key, value, input{}, options, first_query);

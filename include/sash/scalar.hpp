@@ -75,8 +75,12 @@ struct SASH_MAY_ALIAS bfloat16 {
     SASH_INLINE constexpr operator float() const { return detail::widen_bfloat16(bits); }
 };
 
-/// The run-time name of an element type, carried by views.
-enum class scalar : unsigned char { f32, f16, bf16 };
+/// Rows of bytes: each key row and each value row of a token is stored as 8-bit integers with one float scale beside them.
+/// A storage type of caches, named as their `Element`; no view has it. See cache/int8_rows.hpp for its accuracy.
+struct int8_rows {};
+
+/// The run-time name of an element type, carried by views; `i8` names int8_rows, which views cannot be made of.
+enum class scalar : unsigned char { f32, f16, bf16, i8 };
 
 namespace detail {
 
@@ -99,7 +103,13 @@ struct scalar_of<bfloat16> {
 template <class T>
 struct scalar_of<const T> : scalar_of<T> {};
 
-SASH_INLINE constexpr int64 bytes_of(scalar s) { return s == scalar::f32 ? 4 : 2; }
+/// The name of what a cache stores: that of a view's elements, or i8.
+template <class T>
+inline constexpr scalar storage_name = scalar_of<T>::value;
+template <>
+inline constexpr scalar storage_name<int8_rows> = scalar::i8;
+
+SASH_INLINE constexpr int64 bytes_of(scalar s) { return s == scalar::f32 ? 4 : s == scalar::i8 ? 1 : 2; }
 
 }  // namespace detail
 }  // namespace sash

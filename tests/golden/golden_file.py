@@ -68,6 +68,13 @@ def expected(x):
     return short(f"{x:.8f}")
 
 
+def relative(x):
+    """Nine significant digits: for expected values that must be right whatever their size."""
+    if not math.isfinite(x):
+        raise ValueError(f"an expected value is {x}")
+    return short(f"{x:.9g}")
+
+
 def precise(x):
     """Fourteen significant digits, for tables that are formed in double."""
     return f"{x:.14g}"
@@ -82,12 +89,16 @@ class File:
         self.lines += ["", f"case {name}"]
         if like:
             self.lines.append(f"like {like}")
+        self.case_entries(**entries)
+
+    def case_entries(self, **entries):
+        """More of them, for the case begun last."""
         for key, value in entries.items():
             kind = {int: "int", float: "real", str: "text"}[type(value)]
             self.lines.append(f"{kind} {key} {precise(value) if kind == 'real' else value}")
 
     def tensor(self, name, shape, values, form):
-        """values: flat, row-major; form: exact, expected or precise."""
+        """values: flat, row-major; form: exact, expected, relative or precise."""
         if math.prod(shape) != len(values):
             raise ValueError(f"tensor {name}: {shape} does not hold {len(values)} values")
         self.lines.append(f"tensor {name} {len(shape)} {' '.join(map(str, shape))}")

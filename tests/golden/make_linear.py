@@ -6,35 +6,18 @@ compiler. A sum normaliser is one more value column of ones, as in
     S_t = exp(g_t) S_(t-1) + phi(k_t) v_t',  z_t = exp(g_t) z_(t-1) + phi(k_t),  o_t = S_t' phi(q_t) / (z_t . phi(q_t)).
 The public functions add 1e-10 to that denominator; the values here do not, and a row whose denominator is 0 is 0.
 """
-import ast
-import importlib.metadata
-import importlib.util
 import math
-import pathlib
 
 import torch
-from einops import rearrange
-from torch import nn
 from torch.nn import functional as F
 
 from golden_file import File, Inputs, deliver, exact, expected, to_float32
+from public_code import cut_out, version
 
-VERSIONS = f"torch {torch.__version__.split('+')[0]}, fla-core {importlib.metadata.version('fla-core')}"
+VERSIONS = ", ".join(version(p) for p in ("torch", "fla-core"))
 
 
 # ---------------------------------------------------------------------------------------------- the public recurrences
-
-def cut_out(path, name):
-    """The function or class `name` of the fla package's file `path`, promoted to float64."""
-    root = pathlib.Path(importlib.util.find_spec("fla").submodule_search_locations[0])
-    source = (root / path).read_text()
-    node = next(n for n in ast.parse(source).body if getattr(n, "name", None) == name)
-    text = ast.get_source_segment(source, node)
-    text = text.replace("torch.float32", "torch.float64").replace(".float()", ".double()")
-    scope = {"torch": torch, "nn": nn, "F": F, "rearrange": rearrange}
-    exec(compile("from __future__ import annotations\n" + text, path, "exec"), scope)
-    return scope[name]
-
 
 recurrent_linear = cut_out("ops/linear_attn/naive.py", "naive_recurrent_linear_attn")
 chunk_linear = cut_out("ops/linear_attn/naive.py", "naive_chunk_linear_attn")

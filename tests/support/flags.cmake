@@ -7,6 +7,7 @@ endif()
 
 set(SASH_ARCH_native -march=native)
 set(SASH_ARCH_avx2 -mavx2 -mfma -mf16c)
+set(SASH_ARCH_sse4.2 -msse4.2)
 set(SASH_ARCH_baseline -march=x86-64)
 
 # Where sash is (not as system headers: their warnings would be lost), and where its dependencies are.

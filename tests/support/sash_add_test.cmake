@@ -22,6 +22,9 @@ function(sash_add_test name)
     endif()
 
     foreach(arch IN LISTS arg_ARCHS)
+        if(NOT arch STREQUAL "native" AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+            continue()  # the others are flags of x86
+        endif()
         set(target test_${name})
         set(test ${name})
         if(NOT arch STREQUAL "native")

@@ -205,10 +205,27 @@ void destroy(block_store& s) noexcept {
     s.ring_blocks = s.pinned_blocks = 0;
 }
 
+/// New blocks come uninitialised but for their last line (codec.hpp): any lane may hold a NaN.
+template <class Build>
+std::byte* mark_unknown(const block_store& s, std::byte* blocks, int64 count) {
+    for (int64 b = 1; b <= count; ++b)
+        std::memset(blocks + b * s.block_bytes - cache_line, 0xff, sizeof(std::uint64_t));
+    return blocks;
+}
+
+/// Memory for `blocks` blocks of every head.
+template <class Build>
+std::byte* new_blocks(const block_store& s, int64 blocks) {
+    const auto bytes = static_cast<std::size_t>(s.heads * blocks * s.block_bytes);
+    return mark_unknown<Build>(s, static_cast<std::byte*>(allocate<Build>(s.memory, bytes)), s.heads * blocks);
+}
+
 template <class Build>
 segment* new_segment(const block_store& s, int64 blocks) {
     const int64 bytes = static_cast<int64>(sizeof(segment)) + s.heads * blocks * s.block_bytes;
-    return ::new (allocate<Build>(s.memory, static_cast<std::size_t>(bytes))) segment{{1}, blocks, bytes};
+    auto* made = ::new (allocate<Build>(s.memory, static_cast<std::size_t>(bytes))) segment{{1}, blocks, bytes};
+    mark_unknown<Build>(s, made->data(), s.heads * blocks);
+    return made;
 }
 
 /// Copies the first `used` blocks of every head.
@@ -269,8 +286,7 @@ void copy(block_store& to, const block_store& from) {
 /// A ring of `blocks` blocks a head with the tokens of the old one in their new places.
 template <class Build>
 void grow_ring(block_store& s, int64 blocks) {
-    auto* data =
-        static_cast<std::byte*>(allocate<Build>(s.memory, static_cast<std::size_t>(s.heads * blocks * s.block_bytes)));
+    std::byte* data = new_blocks<Build>(s, blocks);
     if (s.ring_data != nullptr && s.length > s.oldest) {
         for (int64 h = 0; h < s.heads; ++h)
             for (int64 b = s.oldest / block_tokens; b <= (s.length - 1) / block_tokens; ++b)
@@ -298,8 +314,7 @@ void grow_pinned(block_store& s, int64 next) {
     const int64 need = blocks_for(pinned_count(s.pinned, next));
     if (need <= s.pinned_blocks) return;
     const int64 blocks = larger(need, smaller(2 * s.pinned_blocks, blocks_for(pinned_count(s.pinned, far_away))));
-    auto* data =
-        static_cast<std::byte*>(allocate<Build>(s.memory, static_cast<std::size_t>(s.heads * blocks * s.block_bytes)));
+    std::byte* data = new_blocks<Build>(s, blocks);
     if (s.pinned_data != nullptr)
         for (int64 h = 0; h < s.heads; ++h)
             std::memcpy(data + h * blocks * s.block_bytes, s.pinned_data + h * s.pinned_blocks * s.block_bytes,
@@ -416,36 +431,32 @@ int64 bytes_held(const block_store& s) {
 
 // ------------------------------------------------------------------------------------------------------------- as plain bytes
 
-/// [length, oldest], then for every held position in order, head by head: key row, value row, as Elements.
+/// [length, oldest], then every held position in order, head by head, as the codec writes a token.
 template <class Build, class Element>
 int64 saved_bytes(const block_store& s) {
     int64 tokens = 0;
     for (const key_interval& i : held_positions(s)) tokens += i.last - i.first;
     return 2 * static_cast<int64>(sizeof(int64)) +
-           tokens * s.heads * (s.key_dim + s.value_dim) * static_cast<int64>(sizeof(Element));
+           tokens * s.heads * codec<Element>::token_bytes(s.key_dim, s.value_dim);
 }
 
 template <class Build, class Element>
-void save(const block_store& s, std::byte* to, float* row /* key_dim + value_dim */) {
+void save(const block_store& s, std::byte* to) {
     const int64 header[2] = {s.length, s.oldest};
     std::memcpy(to, header, sizeof header);
     to += sizeof header;
-    const int64 width = s.key_dim + s.value_dim;
+    const int64 bytes = codec<Element>::token_bytes(s.key_dim, s.value_dim);
     for (const key_interval& i : held_positions(s))
         for (int64 p = i.first; p < i.last; ++p)
-            for (int64 h = 0; h < s.heads; ++h) {
+            for (int64 h = 0; h < s.heads; ++h, to += bytes) {
                 const token_place at = locate<Build>(s, h, p);
-                codec<Element>::template load<Build>(at.block, at.lane, s.key_dim, s.value_dim, row, row + s.key_dim);
-                for (int64 c = 0; c < width; ++c, to += sizeof(Element)) {
-                    const Element narrow(row[c]);
-                    std::memcpy(to, &narrow, sizeof narrow);
-                }
+                codec<Element>::template save_token<Build>(at.block, at.lane, s.key_dim, s.value_dim, to);
             }
 }
 
 /// Fills a fresh store; false where the numbers cannot be those of such a cache.
 template <class Build, class Element, class P>
-bool load(block_store& s, const P& p, const std::byte* from, int64 bytes, float* row) {
+bool load(block_store& s, const P& p, const std::byte* from, int64 bytes) {
     int64 header[2];
     if (bytes < static_cast<int64>(sizeof header)) return false;
     std::memcpy(header, from, sizeof header);
@@ -468,17 +479,12 @@ bool load(block_store& s, const P& p, const std::byte* from, int64 bytes, float*
     }
     s.length = header[0];
     s.oldest = header[1];
+    const int64 token = codec<Element>::token_bytes(s.key_dim, s.value_dim);
     for (const key_interval& i : held_positions(s))
         for (int64 at = i.first; at < i.last; ++at)
-            for (int64 h = 0; h < s.heads; ++h) {
-                for (int64 c = 0; c < s.key_dim + s.value_dim; ++c, from += sizeof(Element)) {
-                    Element narrow;
-                    std::memcpy(&narrow, from, sizeof narrow);
-                    row[c] = static_cast<float>(narrow);
-                }
+            for (int64 h = 0; h < s.heads; ++h, from += token) {
                 const token_place place = locate<Build>(s, h, at);
-                codec<Element>::template store<Build>(place.block, place.lane, 1, s.key_dim, s.value_dim, row,
-                                                      s.key_dim, row + s.key_dim, s.value_dim);
+                codec<Element>::template load_token<Build>(place.block, place.lane, s.key_dim, s.value_dim, from);
             }
     return true;
 }

@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// How a block of 64 tokens of one KV head is laid out. Only this file knows; no compiler flag changes it.
+/// How a block of 64 tokens of one KV head is laid out. Only this file knows, and int8_rows.hpp for rows of bytes;
+/// no compiler flag changes it.
 ///
 ///                keys                     values                   behind them
 ///     float      [key_dim][64]            [64][value_pitch]        one line of 64 bytes: its first word has bit l
@@ -12,28 +13,15 @@
 /// along the dimension that is summed over, keys along d and values along the tokens: what a bfloat16 dot instruction
 /// takes. value_pitch is value_dim rounded up to 16, with zeros, so that no kernel has a tail of columns.
 ///
-/// Blocks come uninitialised. Lanes that were never stored hold anything, NaN included.
-#include <sash/cpu/convert.hpp>
+/// Blocks come uninitialised, but with every bit of that word set: lanes that were never stored hold anything, NaN
+/// included.
+#include <sash/cache/int8_rows.hpp>
 
 SASH_KERNELS_BEGIN
 
 namespace sash {
 
-inline constexpr int64 block_tokens = 64;
-
 namespace detail {
-
-inline constexpr int64 panel_width = 16;  ///< keys or columns unpacked at a time; value_pitch is a multiple of it
-
-/// Sixteen columns of a matrix of floats, `pitch` floats between rows.
-struct panel {
-    const float* data;
-    int64 pitch;
-};
-
-SASH_INLINE bool is_finite(float x) { return (std::bit_cast<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u; }
-SASH_INLINE bool is_finite(float16 x) { return (x.bits & 0x7c00u) != 0x7c00u; }
-SASH_INLINE bool is_finite(bfloat16 x) { return (x.bits & 0x7f80u) != 0x7f80u; }
 
 /// Numbers that are summed together and therefore lie side by side: the two of a bfloat16 pair.
 template <class Element>
@@ -47,6 +35,8 @@ template <class Element>
 struct codec {
     using words = std::integral_constant<int64, detail::elements_in_word<Element>>;
     static constexpr bool paired = words::value == 2;
+    static constexpr int64 key_step = 2;  ///< dimensions of a key that `key_neighbours` takes
+    static constexpr bool has_scales = false;
 
     SASH_INLINE static constexpr int64 value_pitch(int64 value_dim) {
         return detail::round_up(value_dim, detail::panel_width);
@@ -108,22 +98,69 @@ struct codec {
         for (int64 c = 0; c < value_dim; ++c) value[c] = float(row[value_at(lane, c, value_pitch(value_dim))]);
     }
 
+    /// Bytes of a token by itself: key row, value row.
+    SASH_INLINE static constexpr int64 token_bytes(int64 key_dim, int64 value_dim) {
+        return (key_dim + value_dim) * int64{sizeof(Element)};
+    }
+    /// Copies the token in `lane` to plain bytes, bit for bit.
+    template <class Build>
+    static void save_token(const std::byte* block, int64 lane, int64 key_dim, int64 value_dim, std::byte* to) {
+        const auto put = [&to](Element x) {
+            std::memcpy(to, &x, sizeof x);
+            to += sizeof x;
+        };
+        for (int64 d = 0; d < key_dim; ++d) put(keys(block)[key_at(d, lane)]);
+        const int64 pitch = value_pitch(value_dim);
+        for (int64 c = 0; c < value_dim; ++c) put(values(block, key_dim)[value_at(lane, c, pitch)]);
+    }
+    /// And back.
+    template <class Build>
+    static void load_token(std::byte* block, int64 lane, int64 key_dim, int64 value_dim, const std::byte* from) {
+        Element* key = reinterpret_cast<Element*>(block);
+        Element* value = reinterpret_cast<Element*>(block + key_bytes(key_dim));
+        const int64 pitch = value_pitch(value_dim);
+        const auto next = [&from] {
+            Element x;
+            std::memcpy(&x, from, sizeof x);
+            from += sizeof x;
+            return x;
+        };
+        for (int64 d = 0; d < key_dim; ++d) key[key_at(d, lane)] = next();
+        pad_key(block, lane, key_dim);
+        bool finite = true;
+        for (int64 c = 0; c < pitch; ++c) {
+            const Element x = c < value_dim ? next() : Element(0.0f);
+            finite &= detail::is_finite(x);
+            value[value_at(lane, c, pitch)] = x;
+        }
+        std::uint64_t& marks = *nonfinite(block, key_dim, value_dim);
+        const std::uint64_t bit = std::uint64_t{1} << lane;
+        marks = finite ? marks & ~bit : marks | bit;
+    }
+
     // ---- what the kernels read
 
     SASH_INLINE static const Element* keys(const std::byte* block) { return reinterpret_cast<const Element*>(block); }
     SASH_INLINE static const Element* values(const std::byte* block, int64 key_dim) {
         return reinterpret_cast<const Element*>(block + key_bytes(key_dim));
     }
-    /// Bit l: the value row of lane l holds a NaN or an infinity. Says nothing about lanes that were never stored.
+    /// Bit l: the value row of lane l may hold a NaN or an infinity: it does, or nothing was ever stored there.
     SASH_INLINE static std::uint64_t nonfinite_lanes(const std::byte* block, int64 key_dim, int64 value_dim) {
         return *nonfinite(const_cast<std::byte*>(block), key_dim, value_dim);
     }
 
-    /// Keys [lane, lane + 16) as floats, [key_dim][16]: in place where they are floats, else unpacked to `scratch`.
+    /// Can a kernel of many queries multiply words of two Elements as they are?
     template <class Build>
-    static detail::panel key_panel(const std::byte* block, int64 lane, int64 key_dim, float* scratch) {
+    static constexpr bool multiplies_words = paired&& cpu::multiplies_pairs<Build>;
+
+    /// Keys [lane, lane + 16), a row a dimension: floats, in place or unpacked to `scratch`, [key_dim][16]. Or a row a
+    /// pair of dimensions: words of two Elements (std::int32_t), in place.
+    template <class Build, class Number>
+    static detail::panel<Number> key_panel(const std::byte* block, int64 lane, int64 key_dim, float* scratch) {
         const Element* from = keys(block);
-        if constexpr (std::is_same_v<Element, float>) {
+        if constexpr (!std::is_same_v<Number, float>) {
+            return {as_words(from) + lane, block_tokens};
+        } else if constexpr (std::is_same_v<Element, float>) {
             return {from + lane, block_tokens};
         } else {
             constexpr int64 width = detail::panel_width;
@@ -135,13 +172,16 @@ struct codec {
         }
     }
 
-    /// Columns [column, column + 16) of the value rows of lanes [first, last), as floats; row l of the panel is lane l.
-    template <class Build>
-    static detail::panel value_panel(const std::byte* block, int64 column, int64 first, int64 last, int64 key_dim,
-                                     int64 value_dim, float* scratch) {
+    /// Columns [column, column + 16) of the value rows of lanes [first, last). Row l of the panel is lane l; of words, the
+    /// lanes 2 l and 2 l + 1.
+    template <class Build, class Number>
+    static detail::panel<Number> value_panel(const std::byte* block, int64 column, int64 first, int64 last,
+                                             int64 key_dim, int64 value_dim, float* scratch) {
         const Element* from = values(block, key_dim);
         const int64 pitch = value_pitch(value_dim);
-        if constexpr (std::is_same_v<Element, float>) {
+        if constexpr (!std::is_same_v<Number, float>) {
+            return {as_words(from) + column, pitch};
+        } else if constexpr (std::is_same_v<Element, float>) {
             return {from + column, pitch};
         } else {
             constexpr int64 width = detail::panel_width;
@@ -162,16 +202,17 @@ struct codec {
         return word(values + value_at(token & -words::value, column, pitch), token);
     }
     /// Two neighbours along the dimension that is summed over, d and d + 1 (d even): one load where they are paired.
-    struct two {
+    struct neighbours {
         cpu::floats first, second;
+        SASH_INLINE cpu::floats operator[](int k) const { return k == 0 ? first : second; }
     };
-    SASH_INLINE static two key_pair(const Element* keys, int64 d, int64 lane) {
+    SASH_INLINE static neighbours key_neighbours(const Element* keys, int64 d, int64 lane) {
         if constexpr (paired)
             return split(keys + key_at(d, lane));
         else
             return {key_lanes(keys, d, lane), key_lanes(keys, d + 1, lane)};
     }
-    SASH_INLINE static two value_pair(const Element* values, int64 token, int64 column, int64 pitch) {
+    SASH_INLINE static neighbours value_neighbours(const Element* values, int64 token, int64 column, int64 pitch) {
         if constexpr (paired)
             return split(values + value_at(token, column, pitch));
         else
@@ -189,13 +230,22 @@ private:
         return reinterpret_cast<std::uint64_t*>(block + key_bytes(key_dim) + value_bytes(value_dim));
     }
 
-    SASH_INLINE static two split(const Element* p) {
+    SASH_INLINE static std::int32_t* as_words(Element* p) { return reinterpret_cast<std::int32_t*>(p); }
+    SASH_INLINE static const std::int32_t* as_words(const Element* p) {
+        return reinterpret_cast<const std::int32_t*>(p);
+    }
+    SASH_INLINE static void pad_key(std::byte* block, int64 lane, int64 key_dim) {
+        for (int64 d = key_dim; d % words::value != 0; ++d)
+            reinterpret_cast<Element*>(block)[key_at(d, lane)] = Element(0.0f);
+    }
+
+    SASH_INLINE static neighbours split(const Element* p) {
         const cpu::integers both = cpu::load(reinterpret_cast<const std::int32_t*>(p));
         return {cpu::low_bfloat16(both), cpu::high_bfloat16(both)};
     }
     SASH_INLINE static cpu::floats word(const Element* p, [[maybe_unused]] int64 which) {
         if constexpr (paired) {
-            const two both = split(p);
+            const neighbours both = split(p);
             return which & 1 ? both.second : both.first;
         } else {
             return cpu::load(p);
@@ -203,7 +253,7 @@ private:
     }
     SASH_INLINE static void unpack(const Element* p, float* to, [[maybe_unused]] int64 pitch) {
         if constexpr (paired) {
-            const two both = split(p);
+            const neighbours both = split(p);
             cpu::store(to, both.first);
             cpu::store(to + pitch, both.second);
         } else {
@@ -223,8 +273,9 @@ private:
             for (int64 d = 0; d < n; d += words::value)
                 for (int64 i = 0; i < width; i += cpu::lanes<Build>) {
                     if constexpr (paired)
-                        cpu::store_pairs(to + key_at(d0 + d, lane + i), cpu::load(turned + d * width + i),
-                                         cpu::load(turned + (d + 1) * width + i));
+                        cpu::store(
+                            as_words(to + key_at(d0 + d, lane + i)),
+                            cpu::pairs(cpu::load(turned + d * width + i), cpu::load(turned + (d + 1) * width + i)));
                     else
                         cpu::store(to + key_at(d0 + d, lane + i), cpu::load(turned + d * width + i));
                 }
@@ -239,8 +290,9 @@ private:
             for (int64 r = 0; r < width; r += 4) {
                 const float* from = rows + r * stride + c;
                 float* at = to + c * width + r;
-                cpu::transpose_4x4(cpu::load_quad(from), cpu::load_quad(from + stride), cpu::load_quad(from + 2 * stride),
-                                   cpu::load_quad(from + 3 * stride), at, at + width, at + 2 * width, at + 3 * width);
+                cpu::transpose_4x4(cpu::load_quad(from), cpu::load_quad(from + stride),
+                                   cpu::load_quad(from + 2 * stride), cpu::load_quad(from + 3 * stride), at, at + width,
+                                   at + 2 * width, at + 3 * width);
             }
         for (; c < detail::round_up(n, 2); ++c)
             for (int64 r = 0; r < width; ++r) to[c * width + r] = c < n ? rows[r * stride + c] : 0.0f;
@@ -255,8 +307,7 @@ private:
             cpu::narrow<Build>(key + d0, rounded, n);
             for (int64 i = 0; i < n; ++i) to[key_at(d0 + i, lane)] = rounded[i];
         }
-        if constexpr (paired)
-            if (key_dim & 1) to[key_at(key_dim, lane)] = Element(0.0f);
+        pad_key(block, lane, key_dim);
     }
 
     /// One value row, or the two of a pair. Bit i: row i holds a number that, as stored, is not finite.
@@ -274,7 +325,7 @@ private:
                 found[r] = found[r] | cpu::is_nonfinite(cpu::rounded_to<Element>(x[r]));
             }
             if constexpr (Rows == 2)
-                cpu::store_pairs(to + value_at(lane, c, pitch), x[0], x[1]);
+                cpu::store(as_words(to + value_at(lane, c, pitch)), cpu::pairs(x[0], x[1]));
             else if constexpr (!paired)
                 cpu::store(to + value_at(lane, c, pitch), x[0]);
             else

@@ -191,15 +191,14 @@ void bound(block_store& s, const P& p, const shape& dims, const storage& options
     make_room<Build>(made, p, s.length - made.oldest, s.length - made.oldest);
     grow_pinned<Build>(made, s.length);
     made.length = s.length;
-    row_buffer<Build> buffer(s.memory, s.key_dim + s.value_dim);
-    float *key = buffer.row.data, *value = key + s.key_dim;
+    row_buffer<Build> buffer(s.memory, codec<E>::token_bytes(s.key_dim, s.value_dim) / int64{sizeof(float)} + 1);
+    auto* token = reinterpret_cast<std::byte*>(buffer.row.data);
     for (const key_interval& i : held_positions(made))
         for (int64 at = i.first; at < i.last; ++at)
             for (int64 h = 0; h < s.heads; ++h) {
                 const token_place from = locate<Build>(s, h, at), to = locate<Build>(made, h, at);
-                codec<E>::template load<Build>(from.block, from.lane, s.key_dim, s.value_dim, key, value);
-                codec<E>::template store<Build>(to.block, to.lane, 1, s.key_dim, s.value_dim, key, s.key_dim, value,
-                                                s.value_dim);
+                codec<E>::template save_token<Build>(from.block, from.lane, s.key_dim, s.value_dim, token);
+                codec<E>::template load_token<Build>(to.block, to.lane, s.key_dim, s.value_dim, token);
             }
     std::swap(s, made);
 }

@@ -80,6 +80,8 @@ void add_policy(fingerprint& f, const P& p, const shape& dims, const memory_sour
                                   phi);
             f.add(phi, static_cast<std::size_t>(width) * sizeof(float));
         }
+    if constexpr (requires { p.describe([](double) {}, dims); })
+        p.describe([&](double number) { f.add(&number, sizeof number); }, dims);
 }
 
 template <class Build>
@@ -118,7 +120,7 @@ std::uint64_t fingerprint_of(const cache_data<P, E>& c) {
         add_policy(f, c.policy, stored_heads(c.dims));
     else
         add_policy<Build>(f, c.policy, c.dims, c.options.memory);
-    f.add(static_cast<std::uint64_t>(scalar_of<E>::value));
+    f.add(static_cast<std::uint64_t>(storage_name<E>));
     f.add(&c.dims, sizeof c.dims);
     f.add(static_cast<std::uint64_t>(c.options.auxiliary));
     f.add(static_cast<std::uint64_t>(c.options.rollback_slack));
@@ -148,12 +150,10 @@ void save_cache(const cache_data<P, E>& c, std::byte* to) {
     std::memcpy(header.magic, file_magic, sizeof file_magic);
     std::memcpy(to, &header, sizeof header);
     std::byte* at = to + sizeof header;
-    if constexpr (softmax_policy<P>) {
-        row_buffer<Build> buffer(c.options.memory, c.dims.key_dim + c.dims.value_dim);
-        save<Build, E>(c.store, at, buffer.row.data);
-    } else {
+    if constexpr (softmax_policy<P>)
+        save<Build, E>(c.store, at);
+    else
         save<Build>(c.store, at);
-    }
     at += store_bytes<Build>(c);
     const auto auxiliary_bytes = static_cast<std::size_t>(c.options.auxiliary) * sizeof(float);
     std::memset(at, 0, auxiliary_bytes);
@@ -193,12 +193,10 @@ void load_cache(cache_data<P, E>& fresh, std::span<const std::byte> file) {
     require<Build>(payload >= auxiliary_bytes, "the saved cache is damaged: it is too short");
     const auto stored = static_cast<int64>(payload - auxiliary_bytes);
     bool good;
-    if constexpr (softmax_policy<P>) {
-        row_buffer<Build> buffer(fresh.options.memory, fresh.dims.key_dim + fresh.dims.value_dim);
-        good = load<Build, E>(fresh.store, fresh.policy, at, stored, buffer.row.data);
-    } else {
+    if constexpr (softmax_policy<P>)
+        good = load<Build, E>(fresh.store, fresh.policy, at, stored);
+    else
         good = load<Build>(fresh.store, at, static_cast<std::size_t>(stored));
-    }
     require<Build>(good, "the saved cache is damaged: its lengths do not fit together");
     if constexpr (softmax_policy<P>) {
         int64 held = 0;

@@ -72,12 +72,21 @@ void check_score(const P& p, const shape& dims, const score& s) {
     }
 }
 
+/// What scores, or rows that are not divided, are multiplied by where nothing is said: a policy may know.
+template <class P>
+SASH_INLINE double default_scale(int64 key_dim) {
+    if constexpr (requires { P::default_scale(key_dim); })
+        return P::default_scale(key_dim);
+    else
+        return 1 / std::sqrt(static_cast<double>(key_dim));
+}
+
 /// Views of the caller's arrays: for calls without a cache, and the first half of making one.
 template <class Build, class P>
 score_state view_of_score(const P& p, const shape& dims, const score& s) {
     check_score<Build>(p, dims, s);
     score_state made;
-    made.scale = s.scale != 0 ? s.scale : static_cast<float>(1 / std::sqrt(static_cast<double>(dims.key_dim)));
+    made.scale = s.scale != 0 ? s.scale : static_cast<float>(default_scale<P>(dims.key_dim));
     made.soft_cap = s.soft_cap;
     made.alibi = s.alibi.empty() ? nullptr : s.alibi.data();
     made.sink_logits = s.sink_logits.empty() ? nullptr : s.sink_logits.data();

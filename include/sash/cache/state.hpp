@@ -2,9 +2,16 @@
 /// \file
 /// The recurrent states of one cache, and what it takes to roll them back.
 ///
-///     state    [states][ S [features][value_pitch] | z [feature_pitch] ]  z with a normaliser; padding is zero
-///     base     the same once more, some tokens ago                        only with rollback_slack
-///     log      [states][log_tokens][ phi(k) | v | alpha ]                 what the tokens since then wrote: a ring
+///     state    [states][ S [features][value_pitch] | z [feature_pitch] | memory ]     z with a normaliser, memory where
+///                                                                     the feature map has one; padding is zero
+///     base     the same once more, some tokens ago                    only with rollback_slack
+///     log      [states][log_tokens][ entry ]                          what the tokens since then wrote: a ring
+///
+/// An entry is all that a token does to one state, so that it can be done again:
+///
+///     phi(k) [feature_pitch] | v [value_pitch] | alpha, beta, the map's memory behind the token [16] |
+///     rows [feature_pitch] as the policy needs them: alpha of each feature, the vector that is looked up, the one
+///     that is put back
 ///
 /// A state cannot be run backwards, so rolling back is running forward again: the base is copied over the state and
 /// the log replayed up to the new length. The same operations in the same order give the same bits as if the tokens had
@@ -18,13 +25,28 @@ namespace sash::detail {
 
 struct state_store;
 
+/// The rows of an entry behind its numbers, by place; -1: there is none. A delta rule without decay looks its key up,
+/// which is there already.
+template <recurrent_policy P>
+struct entry_rows {
+    using update = decltype(P::update);
+    static constexpr bool decays_by_channel =
+        ask::per_channel<decltype(P::decay)> || ask::map_memory<decltype(P::map)> > 0;
+    static constexpr bool decays = decays_by_channel || !std::is_same_v<decltype(P::decay), no_decay>;
+    static constexpr bool looks_up = update::needs_vectors || (update::needs_beta && decays);
+
+    static constexpr int alpha = decays_by_channel ? 0 : -1;
+    static constexpr int lookup = looks_up ? alpha + 1 : -1;
+    static constexpr int replacement = update::needs_vectors ? lookup + 1 : -1;
+    static constexpr int count = decays_by_channel + looks_up + update::needs_vectors;
+};
+
 }  // namespace sash::detail
 
 namespace sash::cpu {
 
-/// Writes the logged tokens [first, last) of state `s` into `state`: S = alpha S + phi v^T, z = alpha z + phi. Defined
-/// with the kernel, in recurrent.hpp.
-template <class Build>
+/// Does to `state` what the logged tokens [first, last) of state `s` did. Defined with the kernel, in recurrent.hpp.
+template <class Build, recurrent_policy P>
 void replay(const detail::state_store& store, int64 s, float* state, int64 first, int64 last);
 
 }  // namespace sash::cpu
@@ -34,6 +56,10 @@ namespace sash::detail {
 inline constexpr int64 state_padding = 16;  // floats: rows start on cache lines, whatever the registers of this build
 inline constexpr int64 log_stride = 16;     // tokens by which the base moves up at a time
 
+// Numbers of an entry.
+inline constexpr int64 entry_alpha = 0, entry_beta = 1, entry_memory = 2;
+inline constexpr int64 most_map_memory = state_padding - entry_memory;
+
 /// Plain data: a move copies the members and empties the source.
 struct state_store {
     memory_source memory;
@@ -42,14 +68,22 @@ struct state_store {
     int64 length = 0;          ///< tokens appended so far
     int64 floor = 0;           ///< no rollback below this length
     int64 states = 0, features = 0, feature_pitch = 0, value_pitch = 0;
-    int64 state_floats = 0;    ///< of one state, its normaliser included
+    int64 state_floats = 0;    ///< of one state, its normaliser and the map's memory included
+    int64 memory_floats = 0;   ///< of these, the map's
+    int64 rows = 0;            ///< of an entry, behind its numbers
     int64 log_tokens = 0;      ///< room of one log; 0 without slack
     int64 slack = 0;
     bool has_normaliser = false;
 
     SASH_INLINE float* state(int64 s) const { return data + s * state_floats; }
     SASH_INLINE float* base(int64 s) const { return data + (states + s) * state_floats; }
-    SASH_INLINE int64 entry_floats() const { return feature_pitch + value_pitch + state_padding; }
+    /// z [feature_pitch] and the map's memory of a state or base.
+    SASH_INLINE float* normaliser(float* state) const { return state + features * value_pitch; }
+    SASH_INLINE float* map_memory(float* state) const { return state + state_floats - memory_floats; }
+    SASH_INLINE int64 entry_floats() const { return entry_floats(feature_pitch, value_pitch, rows); }
+    SASH_INLINE static constexpr int64 entry_floats(int64 feature_pitch, int64 value_pitch, int64 rows) {
+        return (1 + rows) * feature_pitch + value_pitch + state_padding;
+    }
     SASH_INLINE float* entry(int64 s, int64 token) const {
         return data + 2 * states * state_floats + (s * log_tokens + token % log_tokens) * entry_floats();
     }
@@ -86,7 +120,12 @@ void create(state_store& store, const P& policy, const shape& s, const storage& 
     store.feature_pitch = round_up(store.features, state_padding);
     store.value_pitch = round_up(s.value_dim, state_padding);
     store.has_normaliser = P::has_normaliser;
-    store.state_floats = store.features * store.value_pitch + (P::has_normaliser ? store.feature_pitch : 0);
+    static_assert(ask::map_memory<decltype(P::map)> <= most_map_memory,
+                  "sash: a feature map keeps at most 14 numbers for each state");
+    store.memory_floats = ask::map_memory<decltype(P::map)> > 0 ? state_padding : 0;
+    store.state_floats = store.features * store.value_pitch + (P::has_normaliser ? store.feature_pitch : 0) +
+                         store.memory_floats;
+    store.rows = entry_rows<P>::count;
     store.slack = how.rollback_slack;
     store.log_tokens = how.rollback_slack > 0 ? how.rollback_slack + log_stride : 0;
     allocate_states<Build>(store);
@@ -133,18 +172,18 @@ void rollback(state_store& store, const P&, const shape&, int64 n) {
     const int64 target = store.length - n;
     for (int64 s = 0; s < store.states; ++s) {
         std::memcpy(store.state(s), store.base(s), static_cast<std::size_t>(store.state_floats) * sizeof(float));
-        cpu::replay<Build>(store, s, store.state(s), store.base_at[s], target);
+        cpu::replay<Build, P>(store, s, store.state(s), store.base_at[s], target);
     }
     store.floor = larger(store.floor, store.length - store.slack);
     store.length = target;
 }
 
 /// Makes room in the log of state s for `count` more tokens behind `next`, by moving its base up; count <= log_stride.
-template <class Build>
+template <class Build, recurrent_policy P>
 void make_room_in_log(const state_store& store, int64 s, int64 next, int64 count) {
     if (next + count - store.base_at[s] <= store.log_tokens) return;
     const int64 up_to = smaller(next, next + count - store.slack);
-    cpu::replay<Build>(store, s, store.base(s), store.base_at[s], up_to);
+    cpu::replay<Build, P>(store, s, store.base(s), store.base_at[s], up_to);
     store.base_at[s] = up_to;
 }
 

@@ -10,6 +10,10 @@
 ///     P[row][key]  = 2^(S[row][key] - m[row])
 ///     O[row][col] += Σ_key  P[row][key] · V[key][col]        lanes: columns
 ///
+/// Keys and values stored as bytes with a scale for each row stay bytes until they are multiplied: S is multiplied by the
+/// key's scale, P by the value's. Where the machine has dot products of bytes, such a query is written in base 256, and the
+/// first sum is made of exact integer dot products, one for each digit.
+///
 /// The largest score and the sum of weights are kept lane by lane and put together in `settle`; the stale maximum m is
 /// raised when a score exceeds it by 2^8.
 #include <sash/cpu/prefill.hpp>
@@ -17,6 +21,9 @@
 SASH_KERNELS_BEGIN
 
 namespace sash::cpu {
+
+/// A query that meets keys of bytes is written as an integer of so many signed digits in base 256.
+inline constexpr int query_digits = 3;
 
 template <class Build>
 struct decode_rows {
@@ -32,15 +39,18 @@ struct decode_rows {
     float* peak = nullptr;               // [8][lanes] largest score of each lane
     float* sum = nullptr;                // [8][lanes] sum of weights of each lane
     const std::int32_t* head = nullptr;  // [rows]
+    std::int8_t* digits = nullptr;       // [frames][rows][digits][key_dim rounded up to 4] the queries in base 256
+    float* unit = nullptr;               // [frames][rows] what the last of these digits counts
+    std::int32_t* excess = nullptr;      // [frames][rows][digits] 128 · Σ of the digits
 
     /// Floats of scratch; a multiple of 16.
     static int64 floats(int rows, int64 key_dim, int64 value_dim, int frames) {
         return detail::round_up(frames * rows * key_dim, 16) + rows * codec<float>::value_pitch(value_dim) +
-               capacity * (2 + block_tokens + 2 * lanes<Build>);
+               capacity * (2 + block_tokens + 2 * lanes<Build>)+digit_floats(rows, key_dim, frames);
     }
 
     /// Shares out `scratch`, 64-byte aligned, of floats(...) floats.
-    void bind(float* scratch, int row_count, int64 key_width, int64 value_width, [[maybe_unused]] int frames) {
+    void bind(float* scratch, int row_count, int64 key_width, int64 value_width, int frames) {
         rows = row_count;
         key_dim = key_width;
         value_dim = value_width;
@@ -52,8 +62,62 @@ struct decode_rows {
         denominator = maximum + capacity;
         numerator = denominator + capacity;
         query = numerator + rows * value_pitch;
+        unit = query + detail::round_up(frames * rows * key_dim, 16);
+        excess = reinterpret_cast<std::int32_t*>(unit + frames * rows);
+        digits = reinterpret_cast<std::int8_t*>(excess + frames * rows * query_digits);
+    }
+    int64 digit_pitch() const { return detail::round_up(key_dim, 4); }
+
+private:
+    static int64 digit_floats(int rows, int64 key_dim, int frames) {
+        if (!has_byte_dots<Build>) return 0;
+        return detail::round_up(frames * rows * (1 + query_digits + query_digits * detail::round_up(key_dim, 4) / 4),
+                                16);
     }
 };
+
+/// Writes one query row in digits:  q[d] ≈ unit · Σ_i 256^i · digit[i][d],  to nearest. The unit is a power of two such that
+/// 22 bits hold the largest number of the row: the error is at most 2^-22 of it, what sums of floats have anyway. A row
+/// that is not finite has the unit NaN.
+template <class Build>
+void write_digits(const float* q, int64 dim, int64 pitch, std::int8_t* digits, float& unit, std::int32_t* excess) {
+    constexpr int64 width = lanes<Build>;
+    constexpr int bits = 8 * query_digits - 3;
+    const float largest = detail::largest_magnitude<Build>(q, dim);
+    const int exponent = static_cast<int>(std::bit_cast<std::uint32_t>(largest) >> 23);
+    const int counted = exponent < 32 ? 32 : exponent;  // below, nothing is seen of it, and the inverse would be infinite
+    const bool finite = exponent < 255;
+    unit = std::bit_cast<float>(finite ? (counted - bits) << 23 : 0x7fc00000);
+    const floats inverse(std::bit_cast<float>((254 - counted + bits) << 23));
+    integers sum[query_digits];
+    for (integers& s : sum) s = integers(0);
+    for (int64 d = 0; d < pitch; d += width) {
+        const floats x = load_up_to(q + d, dim - d);
+        integers rest = nearest_integers(finite ? x * inverse : floats(0.0f));
+        for (int i = 0; i < query_digits; ++i) {
+            const integers digit = signed_byte(rest, 0);
+            rest = (rest - digit) >> 8;
+            sum[i] = sum[i] + digit;
+            std::int8_t* to = digits + i * pitch + d;
+            alignas(64) std::int8_t some[floats::size];
+            store(d + width <= pitch ? to : some, digit);
+            if (d + width > pitch) std::memcpy(to, some, static_cast<std::size_t>(pitch - d));
+        }
+    }
+    for (int i = 0; i < query_digits; ++i) excess[i] = 128 * static_cast<std::int32_t>(sum_of_lanes(to_floats(sum[i])));
+}
+
+/// Completes what the keys of this element type need, once the queries of a frame are there.
+template <class Build, class Element>
+void prepare(decode_rows<Build>& t, int frame) {
+    if constexpr (codec<Element>::has_scales && has_byte_dots<Build>)
+        for (int r = 0; r < t.rows; ++r) {
+            const int row = frame * t.rows + r;
+            write_digits<Build>(t.query + row * t.key_dim, t.key_dim, t.digit_pitch(),
+                                t.digits + row * query_digits * t.digit_pitch(), t.unit[row],
+                                t.excess + row * query_digits);
+        }
+}
 
 /// Nothing seen yet.
 template <class Build>
@@ -76,7 +140,8 @@ inline constexpr int64 ahead = 8192;
 /// A block is read in pieces of this many dimensions of its keys, then of its tokens' values, so that it is read nearly
 /// from end to end although the sums of a piece may not fit in the registers all at once.
 inline constexpr int64 piece_dims = 32;
-inline constexpr int piece_tokens = 16;
+template <int64 BytesOfNumber>
+inline constexpr int piece_tokens = 64 / BytesOfNumber;
 
 /// Cache lines that will be wanted soon. Each step of a loop asks for as many bytes as it reads itself.
 struct prefetcher {
@@ -110,9 +175,11 @@ inline constexpr int most_rows = sums<Build> / 2;
 /// Adds dimensions [first_d, last_d) to the scores of rows [row, row + Rows), for lanes [first, last) and what shares a
 /// register with them.
 template <class Build, class Element, int Rows>
-void score(const decode_rows<Build>& t, int row, const float* query, const Element* keys, int64 first_d, int64 last_d,
-           int first, int last, prefetcher soon) {
+void score(const decode_rows<Build>& t, int row, const float* query, const std::byte* block, int64 first_d,
+           int64 last_d, int first, int last, prefetcher soon) {
     using storage = codec<Element>;
+    constexpr int step = storage::key_step;
+    const auto* keys = storage::keys(block);
     constexpr int all = static_cast<int>(block_tokens) / lanes<Build>;
     constexpr int wide = sums<Build> / Rows < all ? sums<Build> / Rows : all;  // registers of keys
     constexpr int span = wide * lanes<Build>;
@@ -132,24 +199,37 @@ void score(const decode_rows<Build>& t, int row, const float* query, const Eleme
             for (int w = 0; w < wide; ++w)
                 sum[r][w] = first_d == 0 ? floats(0.0f) : load(to[r] + lane + w * lanes<Build>);
         int64 d = first_d;
-        for (; d + 2 <= last_d; d += 2) {
-            soon.step<span * 2 * int64{sizeof(Element)}>();
-            typename storage::two key[wide];
+        for (; d + step <= last_d; d += step) {
+            soon.step<span * step * int64{sizeof *keys}>();
+            typename storage::neighbours near[wide];
 #pragma GCC unroll 16
-            for (int w = 0; w < wide; ++w) key[w] = storage::key_pair(keys, d, lane + w * lanes<Build>);
+            for (int w = 0; w < wide; ++w) near[w] = storage::key_neighbours(keys, d, lane + w * lanes<Build>);
+#pragma GCC unroll 4
+            for (int k = 0; k < step; ++k) {
+                floats key[wide];
+#pragma GCC unroll 16
+                for (int w = 0; w < wide; ++w) key[w] = near[w][k];
 #pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r) {
-                const floats even(q[r][d]), odd(q[r][d + 1]);
+                for (int r = 0; r < Rows; ++r) {
+                    const floats x(q[r][d + k]);
 #pragma GCC unroll 16
-                for (int w = 0; w < wide; ++w) sum[r][w] = fma(odd, key[w].second, fma(even, key[w].first, sum[r][w]));
+                    for (int w = 0; w < wide; ++w) sum[r][w] = fma(x, key[w], sum[r][w]);
+                }
             }
         }
-        if (d < last_d)
+        for (; d < last_d; ++d)
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 16
                 for (int w = 0; w < wide; ++w)
                     sum[r][w] = fma(floats(q[r][d]), storage::key_lanes(keys, d, lane + w * lanes<Build>), sum[r][w]);
+        if constexpr (storage::has_scales)
+            if (last_d == t.key_dim)
+#pragma GCC unroll 8
+                for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 16
+                    for (int w = 0; w < wide; ++w)
+                        sum[r][w] = sum[r][w] * load(storage::key_scales(block, t.key_dim) + lane + w * lanes<Build>);
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 16
@@ -157,12 +237,69 @@ void score(const decode_rows<Build>& t, int row, const float* query, const Eleme
     }
 }
 
+/// The scores of rows [row, row + Rows) from bytes: one dot product for each digit of the queries, put together in floats.
+/// All dimensions at once.
+template <class Build, class Element, int Rows>
+void score_digits(const decode_rows<Build>& t, int row, int frame, const std::byte* block, int first, int last,
+                  prefetcher soon) {
+    using storage = codec<Element>;
+    constexpr int all = static_cast<int>(block_tokens) / lanes<Build>;
+    constexpr int most = sums<Build> / Rows;
+    constexpr int wide = most < 1 ? 1 : most < all ? most : all;
+    constexpr int span = wide * lanes<Build>;
+    const auto* keys = storage::keys(block);
+    const float* scales = storage::key_scales(block, t.key_dim);
+    const int64 pitch = t.digit_pitch();
+    const std::int8_t* q[Rows];
+    int index[Rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+        index[r] = frame * t.rows + (row + r < t.rows ? row + r : t.rows - 1);
+        q[r] = t.digits + index[r] * query_digits * pitch;
+    }
+    for (int lane = first / span * span; lane < last; lane += span)
+        for (int i = query_digits - 1; i >= 0; --i) {
+            integers sum[Rows][wide];
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 16
+                for (int w = 0; w < wide; ++w) sum[r][w] = integers(-t.excess[index[r] * query_digits + i]);
+            for (int64 d = 0; d < pitch; d += 4) {
+                soon.step<(span * 4 + query_digits - 1) / query_digits>();
+                integers key[wide];
+#pragma GCC unroll 16
+                for (int w = 0; w < wide; ++w) key[w] = storage::key_words(keys, d, lane + w * lanes<Build>);
+#pragma GCC unroll 8
+                for (int r = 0; r < Rows; ++r) {
+                    std::int32_t four;
+                    std::memcpy(&four, q[r] + i * pitch + d, sizeof four);
+                    const integers digit(four);
+#pragma GCC unroll 16
+                    for (int w = 0; w < wide; ++w) sum[r][w] = dot_bytes(sum[r][w], key[w], digit);
+                }
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) {
+                if (row + r >= t.rows) break;  // the last row again
+                float* to = t.weights + (row + r) * block_tokens + lane;
+                const floats unit(i == 0 ? t.unit[index[r]] : 256.0f);
+#pragma GCC unroll 16
+                for (int w = 0; w < wide; ++w) {
+                    const floats higher = i == query_digits - 1 ? floats(0.0f) : load(to + w * lanes<Build>);
+                    const floats s = (higher + to_floats(sum[r][w])) * unit;
+                    store(to + w * lanes<Build>, i == 0 ? s * load(scales + lane + w * lanes<Build>) : s);
+                }
+            }
+        }
+}
+
 /// Wide registers of columns, from `column` on:  O += Σ P · V over lanes [first, last).
 template <class Build, class Element, int Rows, int Wide>
-SASH_INLINE void weigh(const decode_rows<Build>& t, int row, const Element* values, int64 column, int first, int last,
+SASH_INLINE void weigh(const decode_rows<Build>& t, int row, const std::byte* block, int64 column, int first, int last,
                        prefetcher& soon) {
     using storage = codec<Element>;
-    constexpr int64 bytes = Wide * lanes<Build> * int64{sizeof(Element)};  // of one value row
+    const auto* values = storage::values(block, t.key_dim);
+    constexpr int64 bytes = Wide * lanes<Build> * int64{sizeof *values};  // of one value row
     const float* p[Rows];
     float* to[Rows];
     floats sum[Rows][Wide];
@@ -176,21 +313,25 @@ SASH_INLINE void weigh(const decode_rows<Build>& t, int row, const Element* valu
     }
     int64 lane = first;
     while (lane < last) {
-        if (storage::paired && (lane & 1) == 0 && lane + 1 < last) {
-            soon.step<2 * bytes>();
-            typename storage::two value[Wide];
-#pragma GCC unroll 8
-            for (int w = 0; w < Wide; ++w)
-                value[w] = storage::value_pair(values, lane, column + w * lanes<Build>, t.value_pitch);
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r) {
-                const floats even(p[r][lane]), odd(p[r][lane + 1]);
+        if constexpr (storage::paired) {
+            if ((lane & 1) == 0 && lane + 1 < last) {
+                soon.step<2 * bytes>();
+                typename storage::neighbours value[Wide];
 #pragma GCC unroll 8
                 for (int w = 0; w < Wide; ++w)
-                    sum[r][w] = fma(odd, value[w].second, fma(even, value[w].first, sum[r][w]));
+                    value[w] = storage::value_neighbours(values, lane, column + w * lanes<Build>, t.value_pitch);
+#pragma GCC unroll 8
+                for (int r = 0; r < Rows; ++r) {
+                    const floats even(p[r][lane]), odd(p[r][lane + 1]);
+#pragma GCC unroll 8
+                    for (int w = 0; w < Wide; ++w)
+                        sum[r][w] = fma(odd, value[w].second, fma(even, value[w].first, sum[r][w]));
+                }
+                lane += 2;
+                continue;
             }
-            lane += 2;
-        } else {
+        }
+        {
             soon.step<bytes>();
             floats value[Wide];
 #pragma GCC unroll 8
@@ -210,16 +351,16 @@ SASH_INLINE void weigh(const decode_rows<Build>& t, int row, const Element* valu
 }
 
 template <class Build, class Element, int Rows>
-void weigh(const decode_rows<Build>& t, int row, const Element* values, int first, int last, prefetcher soon) {
+void weigh(const decode_rows<Build>& t, int row, const std::byte* block, int first, int last, prefetcher soon) {
     constexpr int most = registers<Build> == 32 ? 4 : 8;
     constexpr int wide = sums<Build> / Rows < most ? sums<Build> / Rows : most;
     constexpr int least = detail::panel_width / lanes<Build>;  // value_pitch is a multiple of so many registers
     int64 column = 0;
     for (; column + wide * lanes<Build> <= t.value_pitch; column += wide * lanes<Build>)
-        weigh<Build, Element, Rows, wide>(t, row, values, column, first, last, soon);
+        weigh<Build, Element, Rows, wide>(t, row, block, column, first, last, soon);
     if constexpr (wide > least)
         for (; column < t.value_pitch; column += least * lanes<Build>)
-            weigh<Build, Element, Rows, least>(t, row, values, column, first, last, soon);
+            weigh<Build, Element, Rows, least>(t, row, block, column, first, last, soon);
 }
 
 /// What the stage does to the scores of lanes [first, last), whole registers of them. They are base 2 afterwards.
@@ -263,9 +404,10 @@ SASH_INLINE float exp2_of(float x) {
     return lane[0];
 }
 
-/// Scores of one row -> weights; unseen lanes become exactly 0.
+/// Scores of one row -> weights; unseen lanes become exactly 0. `scales`, or null: what the weight of each lane is times,
+/// after it has joined the sum; of unseen lanes they may be anything.
 template <class Build>
-void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen) {
+void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen, const float* scales) {
     constexpr int count = static_cast<int>(block_tokens) / lanes<Build>;
     float* scores = t.weights + row * block_tokens;
     floats top = load(t.peak + row * lanes<Build>);
@@ -286,7 +428,7 @@ void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen) {
     floats sum = load(t.sum + row * lanes<Build>);
     for (int i = 0; i < count; ++i) {
         const floats weight = exp2(load(scores + i * lanes<Build>) - floats(base));
-        store(scores + i * lanes<Build>, weight);
+        store(scores + i * lanes<Build>, scales ? weight * load(scales + i * lanes<Build>) : weight);
         sum = sum + weight;
     }
     store(t.sum + row * lanes<Build>, sum);
@@ -320,28 +462,41 @@ void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit
     const int first = std::countr_zero(seen), last = 64 - std::countl_zero(seen);
 
     const float* query = t.query + visit.frame * t.rows * t.key_dim;
-    const Element* values = storage::values(tile.block, t.key_dim);
     const int64 key_bytes = storage::key_bytes(t.key_dim), block_bytes = key_bytes + storage::value_bytes(t.value_dim);
-    for (int64 d = 0; d < t.key_dim; d += decode::piece_dims) {
-        const decode::prefetcher soon(tile, block_bytes, storage::key_bytes(d));
+    if constexpr (storage::has_scales && has_byte_dots<Build>) {
+        const decode::prefetcher soon(tile, block_bytes, 0);
         decode::in_groups<Build>(t.rows, [&](auto rows, int row) {
-            decode::score<Build, Element, decltype(rows)::value>(t, row, query, storage::keys(tile.block), d,
-                                                                 detail::smaller(d + decode::piece_dims, t.key_dim),
-                                                                 first, last, soon);
+            decode::score_digits<Build, Element, decltype(rows)::value>(t, row, visit.frame, tile.block, first, last,
+                                                                        soon);
         });
-    }
+    } else
+        for (int64 d = 0; d < t.key_dim; d += decode::piece_dims) {
+            const decode::prefetcher soon(tile, block_bytes, storage::key_bytes(d));
+            decode::in_groups<Build>(t.rows, [&](auto rows, int row) {
+                decode::score<Build, Element, decltype(rows)::value>(t, row, query, tile.block, d,
+                                                                     detail::smaller(d + decode::piece_dims, t.key_dim),
+                                                                     first, last, soon);
+            });
+        }
 
     constexpr int vector = lanes<Build>;
     if (!stage.empty()) decode::apply(stage, t, visit, first / vector * vector, (last + vector - 1) / vector * vector);
-    for (int r = 0; r < t.rows; ++r) decode::exponentiate(t, r, seen);
+    const float* scales = nullptr;
+    if constexpr (storage::has_scales) {
+        scales = storage::value_scales(tile.block, t.key_dim);
+        constexpr int64 read = 2 * storage::scale_bytes;
+        decode::prefetcher(tile, block_bytes, key_bytes - read).template step<read>();
+    }
+    for (int r = 0; r < t.rows; ++r) decode::exponentiate(t, r, seen, scales);
 
+    constexpr int piece = decode::piece_tokens<sizeof *storage::values(tile.block, 0)>;
     while (seen != 0) {  // runs of lanes that are seen: what is not seen is not even multiplied by zero
         const int from = std::countr_zero(seen), run = std::countr_one(seen >> from);
-        const int to = from + (run < decode::piece_tokens ? run : decode::piece_tokens);
+        const int to = from + (run < piece ? run : piece);
         const decode::prefetcher soon(tile, block_bytes,
                                       key_bytes + from * storage::value_bytes(t.value_dim) / block_tokens);
         decode::in_groups<Build>(t.rows, [&](auto rows, int row) {
-            decode::weigh<Build, Element, decltype(rows)::value>(t, row, values, from, to, soon);
+            decode::weigh<Build, Element, decltype(rows)::value>(t, row, tile.block, from, to, soon);
         });
         seen = to == 64 ? 0 : seen >> to << to;
     }

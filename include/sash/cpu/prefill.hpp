@@ -19,6 +19,8 @@
 #include <sash/cache/codec.hpp>
 #include <sash/cpu/score_tile.hpp>
 
+#include <span>
+
 SASH_KERNELS_BEGIN
 
 namespace sash::cpu {
@@ -34,11 +36,12 @@ struct query_tile {
 
     int rows = 0;
     int64 key_dim = 0, value_dim = 0, value_pitch = 0;
-    float* query = nullptr;              // [frames][key_dim][capacity]
+    float score_factor = 1;              // still to be multiplied with scores, where queries are words
+    float* query = nullptr;              // [frames][key_dim][capacity], or words [frames][key_dim / 2][capacity]
     float* numerator = nullptr;          // [value_pitch][capacity]
     float* maximum = nullptr;            // [capacity] base 2; stale until settled
     float* denominator = nullptr;        // [capacity]
-    float* weights = nullptr;            // [64][capacity] scores, then weights of the tile at hand
+    float* weights = nullptr;            // [64][capacity] scores, then weights, or words [32][capacity] of them
     float* peak = nullptr;               // [capacity] largest score so far
     float* keep = nullptr;               // [capacity] factor that brings sums to a maximum that was raised
     float* panel = nullptr;              // [key_dim rounded up to 2, but at least 64][16] unpacked keys or values
@@ -72,27 +75,52 @@ private:
     }
 };
 
-/// Prepares the queries that read `frame`: rows[r] points to key_dim floats, `factor` is multiplied in. Lanes without a
-/// row become zero.
+/// Rows [first_row, …) of a tile, transposed: to[d][r] = factor · rows[r][first_d + d] for d < count. Lanes without a row
+/// become zero.
 template <class Build>
-void pack_queries(query_tile<Build>& tile, int frame, const float* const* rows, float factor) {
+void transpose_rows(const query_tile<Build>& tile, const float* const* rows, int64 first_d, int64 count, float factor,
+                    float* to) {
     constexpr int64 pitch = query_tile<Build>::capacity;
-    float* to = tile.query + frame * tile.key_dim * pitch;
     int64 r = 0;
     for (; r + 4 <= tile.rows; r += 4) {
         for (int64 i = r + 4; i < r + 8 && i < tile.rows;
              ++i)  // rows are short and lie apart: the machine guesses none
-            for (int64 line = 0; line < tile.key_dim; line += 16) prefetch(rows[i] + line);
+            for (int64 line = 0; line < count; line += 16) prefetch(rows[i] + first_d + line);
         int64 d = 0;
-        for (float* at = to + r; d + 4 <= tile.key_dim; d += 4, at += 4 * pitch)
-            transpose_4x4(scaled(load_quad(rows[r] + d), factor), scaled(load_quad(rows[r + 1] + d), factor),
-                          scaled(load_quad(rows[r + 2] + d), factor), scaled(load_quad(rows[r + 3] + d), factor), at,
-                          at + pitch, at + 2 * pitch, at + 3 * pitch);
-        for (; d < tile.key_dim; ++d)
-            for (int64 i = r; i < r + 4; ++i) to[d * pitch + i] = factor * rows[i][d];
+        for (float* at = to + r; d + 4 <= count; d += 4, at += 4 * pitch) {
+            const int64 from = first_d + d;
+            transpose_4x4(scaled(load_quad(rows[r] + from), factor), scaled(load_quad(rows[r + 1] + from), factor),
+                          scaled(load_quad(rows[r + 2] + from), factor), scaled(load_quad(rows[r + 3] + from), factor),
+                          at, at + pitch, at + 2 * pitch, at + 3 * pitch);
+        }
+        for (; d < count; ++d)
+            for (int64 i = r; i < r + 4; ++i) to[d * pitch + i] = factor * rows[i][first_d + d];
     }
     for (; r < pitch; ++r)
-        for (int64 d = 0; d < tile.key_dim; ++d) to[d * pitch + r] = r < tile.rows ? factor * rows[r][d] : 0.0f;
+        for (int64 d = 0; d < count; ++d) to[d * pitch + r] = r < tile.rows ? factor * rows[r][first_d + d] : 0.0f;
+}
+
+/// Prepares the queries that read `frame`: rows[r] points to key_dim floats. As floats they are multiplied by `factor`
+/// here; as words their scores are: a query given in bfloat16 is then used as it is.
+template <class Build, class Number = float>
+void pack_queries(query_tile<Build>& tile, int frame, const float* const* rows, float factor) {
+    constexpr int64 pitch = query_tile<Build>::capacity;
+    float* to = tile.query + frame * tile.key_dim * pitch;
+    tile.score_factor = factor;
+    if constexpr (std::is_same_v<Number, float>) {
+        transpose_rows(tile, rows, 0, tile.key_dim, factor, to);
+    } else {
+        auto* word = reinterpret_cast<std::int32_t*>(to);
+        for (int64 d0 = 0; d0 < tile.key_dim; d0 += block_tokens) {  // through the room of the weights, not in use yet
+            const int64 count = detail::smaller(block_tokens, tile.key_dim - d0);
+            transpose_rows(tile, rows, d0, count, 1.0f, tile.weights);
+            for (int64 d = 0; d < count; d += 2)
+                for (int64 r = 0; r < pitch; r += lanes<Build>, word += lanes<Build>) {
+                    const float* even = tile.weights + d * pitch + r;
+                    store(word, pairs(load(even), d + 1 < count ? load(even + pitch) : floats(0.0f)));
+                }
+        }
+    }
 }
 
 /// Nothing seen yet.
@@ -126,22 +154,26 @@ struct upcoming {
     int64 step;
 };
 
-/// c[j][i] = keep[i] · c[j][i] + Σ_t a[t][j] · b[t][i]   for j < height, rounded up to 8, and i < vectors · lanes.
+/// c[j][i] = keep[i] · c[j][i] + Σ_t a[t][j] · b[t][i]   for j < height, rounded up to 8, and i < vectors · lanes, or,
+/// without `accumulate`, factor · Σ. Number is float, or a word of two bfloat16: then a term is two terms.
+template <class Number>
 struct product {
     int vectors;
-    float* c;        // rows are the capacity of a query tile apart
-    const float* a;  // rows are a_pitch floats apart
+    float* c;         // rows are the capacity of a query tile apart
+    const Number* a;  // rows are a_pitch numbers apart
     int64 a_pitch;
-    const float* b;  // as c
+    const Number* b;  // as c
     int64 terms, height;
-    bool accumulate;    // false: c is overwritten
+    bool accumulate;
     const float* keep;  // null: all ones
+    float factor;
     upcoming soon;
 };
 
 /// Summed in the order of t: no element's bits depend on how it shares the work with others.
-template <class Build, int Vectors>
-void multiply(const product& p) {
+template <class Build, int Vectors, class Number>
+void multiply(const product<Number>& p) {
+    using registers = std::conditional_t<std::is_same_v<Number, float>, floats, integers>;
     constexpr int high = tile_height<Build, Vectors>;
     constexpr int64 pitch = query_tile<Build>::capacity;
     const std::byte* soon = p.soon.at;
@@ -160,20 +192,27 @@ void multiply(const product& p) {
 #pragma GCC unroll 3
                 for (int v = 0; v < Vectors; ++v) sum[j][v] = sum[j][v] * load(p.keep + v * lanes<Build>);
 
-        const float* left = p.a + j0;
-        const float* right = p.b;
+        const Number* left = p.a + j0;
+        const Number* right = p.b;
         for (int64 t = 0; t < p.terms; ++t, left += p.a_pitch, right += pitch, soon += p.soon.step) {
             prefetch(soon);
-            floats row[Vectors];
+            registers row[Vectors];
 #pragma GCC unroll 3
             for (int v = 0; v < Vectors; ++v) row[v] = load(right + v * lanes<Build>);
+            const multipliers<Build, high, Number> column(left);
 #pragma GCC unroll 8
             for (int j = 0; j < high; ++j) {
-                const floats x(left[j]);
+                const registers x = column[j];
 #pragma GCC unroll 3
-                for (int v = 0; v < Vectors; ++v) sum[j][v] = fma(x, row[v], sum[j][v]);
+                for (int v = 0; v < Vectors; ++v) sum[j][v] = multiply_add(x, row[v], sum[j][v]);
             }
         }
+        if constexpr (!std::is_same_v<Number, float>)
+            if (!p.accumulate)
+#pragma GCC unroll 8
+                for (int j = 0; j < high; ++j)
+#pragma GCC unroll 3
+                    for (int v = 0; v < Vectors; ++v) sum[j][v] = sum[j][v] * floats(p.factor);
 #pragma GCC unroll 8
         for (int j = 0; j < high; ++j)
 #pragma GCC unroll 3
@@ -181,8 +220,8 @@ void multiply(const product& p) {
     }
 }
 
-template <class Build>
-void multiply(const product& p) {
+template <class Build, class Number>
+void multiply(const product<Number>& p) {
     if (p.vectors == 3)
         multiply<Build, 3>(p);
     else if (p.vectors == 2)
@@ -196,11 +235,13 @@ template <class Build>
 struct seen_lanes {
     integers low, high;
 
-    SASH_INLINE seen_lanes(const std::uint64_t* words, int64 row, int64 rows) : low(0), high(0) {
+    /// words: what each row sees, or null: all of [keys.first, keys.last).
+    SASH_INLINE seen_lanes(const std::uint64_t* words, int64 row, int64 rows, const key_tile& keys) : low(0), high(0) {
         alignas(64) std::int32_t half[2][floats::size] = {};
         for (int64 i = 0; i < lanes<Build> && row + i < rows; ++i) {
-            half[0][i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(words[row + i]));
-            half[1][i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(words[row + i] >> 32));
+            const std::uint64_t seen = words != nullptr ? words[row + i] : lanes_between(keys.first, keys.last);
+            half[0][i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(seen));
+            half[1][i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(seen >> 32));
         }
         low = integers::load_aligned(half[0]);
         high = integers::load_aligned(half[1]);
@@ -212,15 +253,26 @@ struct seen_lanes {
     }
 };
 
-/// As `multiply` with one register of rows, but a term counts only in rows that see its lane: 0 · NaN would not be 0.
-template <class Build>
-void multiply_seen(float* c, const float* a, int64 a_pitch, const float* b, const seen_lanes<Build>& seen, int first,
-                   int last, int64 height) {
+/// As `multiply` with one register of rows and terms [first, last), but a lane counts only in rows that see it:
+/// 0 · NaN would not be 0. A word loses the half that is not seen.
+template <class Build, class Number>
+void multiply_seen(float* c, const Number* a, int64 a_pitch, const Number* b, const seen_lanes<Build>& seen,
+                   int64 first, int64 last, int64 height) {
     constexpr int64 pitch = query_tile<Build>::capacity;
     for (int64 j = 0; j < height; ++j) {
         floats sum = load(c + j * pitch);
-        for (int64 lane = first; lane < last; ++lane)
-            sum = select(seen.rows(lane), fma(floats(a[lane * a_pitch + j]), load(b + lane * pitch), sum), sum);
+        for (int64 t = first; t < last; ++t) {
+            if constexpr (std::is_same_v<Number, float>) {
+                sum = select(seen.rows(t), fma(floats(a[t * a_pitch + j]), load(b + t * pitch), sum), sum);
+            } else {
+                const floats word = as_floats(integers(a[t * a_pitch + j])), none(0.0f);
+                const floats low = as_floats(as_integers(word) & integers(0xffff));
+                const floats high = high_bfloat16(as_integers(word));
+                const integers left = as_integers(select(seen.rows(2 * t), low, none)) |
+                                      as_integers(select(seen.rows(2 * t + 1), high, none));
+                sum = multiply_add(left, load(b + t * pitch), sum);
+            }
+        }
         store(c + j * pitch, sum);
     }
 }
@@ -275,22 +327,55 @@ void rescale(query_tile<Build>& tile, int column, floats factor) {
     }
 }
 
-/// Scores of one register of rows -> weights, lanes [first, last); their sum joins the denominator. Says whether the
-/// maximum of a row was raised: then the numerators are to be multiplied by tile.keep.
+/// Largest score of each row of one register, lanes [first, last).
 template <class Build>
-bool exponentiate(query_tile<Build>& tile, int column, int first, int last) {
+floats largest_score(const query_tile<Build>& tile, int column, int first, int last) {
+    constexpr int64 pitch = query_tile<Build>::capacity;
+    const float* scores = tile.weights + column;
+    floats tops[4] = {floats(minus_infinity()), floats(minus_infinity()), floats(minus_infinity()),
+                      floats(minus_infinity())};  // four chains: one would wait for itself at every lane
+    int lane = first;
+    for (; lane + 4 <= last; lane += 4)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) tops[i] = cpu::maximum(load(scores + (lane + i) * pitch), tops[i]);
+    for (; lane < last; ++lane) tops[0] = cpu::maximum(load(scores + lane * pitch), tops[0]);
+    return cpu::maximum(cpu::maximum(tops[0], tops[1]), cpu::maximum(tops[2], tops[3]));
+}
+
+/// 2^(score - base) of one register of rows in place, lanes [first, last); returns their sum. As words of two bfloat16
+/// word i is lanes 2 i and 2 i + 1, the lanes are an even number from an even one on, and the sum is that of the
+/// rounded weights: a mean of equal values is that value.
+template <class Build, class Number>
+floats weights_of_scores(query_tile<Build>& tile, int column, int first, int last, floats base) {
     constexpr int64 pitch = query_tile<Build>::capacity;
     float* scores = tile.weights + column;
-    floats top(minus_infinity());
-    {
-        floats tops[4] = {top, top, top, top};  // four chains: one would wait for itself at every lane
-        int lane = first;
-        for (; lane + 4 <= last; lane += 4)
+    floats sum(0.0f);
+    if constexpr (std::is_same_v<Number, float>) {
 #pragma GCC unroll 4
-            for (int i = 0; i < 4; ++i) tops[i] = cpu::maximum(load(scores + (lane + i) * pitch), tops[i]);
-        for (; lane < last; ++lane) tops[0] = cpu::maximum(load(scores + lane * pitch), tops[0]);
-        top = cpu::maximum(cpu::maximum(tops[0], tops[1]), cpu::maximum(tops[2], tops[3]));
+        for (int lane = first; lane < last; ++lane) {
+            const floats weight = exp2(load(scores + lane * pitch) - base);
+            store(scores + lane * pitch, weight);
+            sum = sum + weight;
+        }
+    } else {
+        auto* words = reinterpret_cast<std::int32_t*>(scores);
+        const integers ones = pairs(floats(1.0f), floats(1.0f));
+#pragma GCC unroll 2
+        for (int lane = first; lane < last; lane += 2) {
+            const float* even = scores + lane * pitch;
+            const integers word = pairs_of_normal(exp2(load(even) - base), exp2(load(even + pitch) - base));
+            store(words + lane / 2 * pitch, word);
+            sum = multiply_add(word, ones, sum);
+        }
     }
+    return sum;
+}
+
+/// Scores of one register of rows -> weights, lanes [first, last); their sum joins the denominator. Says whether the
+/// maximum of a row was raised: then the numerators are to be multiplied by tile.keep.
+template <class Build, class Number>
+bool exponentiate(query_tile<Build>& tile, int column, int first, int last) {
+    const floats top = largest_score(tile, column, first, last);
     store(tile.peak + column, cpu::maximum(top, load(tile.peak + column)));
 
     const floats stale = load(tile.maximum + column);
@@ -302,13 +387,7 @@ bool exponentiate(query_tile<Build>& tile, int column, int first, int last) {
     store(tile.keep + column, keep);
     // Nothing seen yet: -inf - 0, never -inf - -inf.
     const floats base = select(is_minus_infinity(maximum), floats(0.0f), maximum);
-    floats sum(0.0f);
-#pragma GCC unroll 4
-    for (int lane = first; lane < last; ++lane) {
-        const floats weight = exp2(load(scores + lane * pitch) - base);
-        store(scores + lane * pitch, weight);
-        sum = sum + weight;
-    }
+    const floats sum = weights_of_scores<Build, Number>(tile, column, first, last, base);
     store(tile.denominator + column, load(tile.denominator + column) * keep + sum);
     return any(grown);
 }
@@ -320,6 +399,7 @@ struct cut {
     int registers = 0;                                   // its rows sees to the last; none for one that sees nothing
     strip products[2 * query_tile<Build>::vectors + 1];  // the same area, as much of it as can be in full width
     int count = 0;
+    strip hull = {0, 0, 64, 0};  // all of it and what lies between, if no register is without
 
     SASH_INLINE cut(const query_tile<Build>& tile, const key_tile& keys, const std::uint64_t* visible) {
         const std::uint64_t candidates = lanes_between(keys.first, keys.last);
@@ -348,9 +428,24 @@ struct cut {
             add(rows[i].column, 1, rows[i].first, first < rows[i].last ? first : rows[i].last);
         add(0, registers, first, last);
         for (int i = 0; i < registers; ++i) add(rows[i].column, 1, last, rows[i].last);
+        for (int i = 0; i < registers; ++i) {
+            hull.first = rows[i].first < hull.first ? rows[i].first : hull.first;
+            hull.last = rows[i].last > hull.last ? rows[i].last : hull.last;
+        }
+        if (rows[registers > 0 ? registers - 1 : 0].column == (registers - 1) * lanes<Build>) hull.vectors = registers;
+    }
+
+    /// Is O += V·P faster as one product over the hull, with weights 0 where a register sees nothing? Each product loads and
+    /// stores all sums: as long as three terms take, and two more for its loops.
+    SASH_INLINE bool weighs_hull() const {
+        if (hull.vectors == 0 || count == 1) return false;
+        int parts = 0;
+        for (int i = 0; i < count; ++i) parts += cost_to_weigh(products[i]);
+        return cost_to_weigh(hull) < parts;
     }
 
 private:
+    SASH_INLINE static int cost_to_weigh(const strip& s) { return s.vectors * (s.last - s.first + 3) + 2; }
     SASH_INLINE void add(int column, int vectors, int first, int last) {
         if (first < last) products[count++] = {column, vectors, first, last};
     }
@@ -358,99 +453,151 @@ private:
 
 /// S = K·Q for all products of the cut. Other lanes of the same register tiles may be scored too; they are not read.
 /// Meanwhile the values of the block are on their way.
-template <class Build, class Element>
+template <class Build, class Element, class Number>
 void score(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& parts, const float* query) {
     constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
+    constexpr int64 together = std::is_same_v<Number, float> ? 1 : 2;  // dimensions in a term
     const std::byte* values = keys.block + codec<Element>::key_bytes(tile.key_dim);
     const int64 bytes = codec<Element>::value_bytes(tile.value_dim) / block_tokens;  // for each lane
     for (int64 lane = keys.first / width * width; lane < keys.last; lane += width) {
-        const auto panel = codec<Element>::template key_panel<Build>(keys.block, lane, tile.key_dim, tile.panel);
+        const auto panel =
+            codec<Element>::template key_panel<Build, Number>(keys.block, lane, tile.key_dim, tile.panel);
         for (int i = 0; i < parts.count; ++i) {
             const strip& s = parts.products[i];
             const int64 from = detail::larger(s.first / 8 * 8, lane), to = detail::smaller(s.last, lane + width);
             if (from < to)
-                multiply<Build>({.vectors = s.vectors,
-                                 .c = tile.weights + from * pitch + s.column,
-                                 .a = panel.data + (from - lane),
-                                 .a_pitch = panel.pitch,
-                                 .b = query + s.column,
-                                 .terms = tile.key_dim,
-                                 .height = to - from,
-                                 .accumulate = false,
-                                 .keep = nullptr,
-                                 .soon = {values + from * bytes, bytes * tile_height<Build, 3> / tile.key_dim}});
+                multiply<Build>(product<Number>{
+                    .vectors = s.vectors,
+                    .c = tile.weights + from * pitch + s.column,
+                    .a = panel.data + (from - lane),
+                    .a_pitch = panel.pitch,
+                    .b = reinterpret_cast<const Number*>(query) + s.column,
+                    .terms = (tile.key_dim + together - 1) / together,
+                    .height = to - from,
+                    .accumulate = false,
+                    .keep = nullptr,
+                    .factor = tile.score_factor,
+                    .soon = {values + from * bytes, together * bytes * tile_height<Build, 3> / tile.key_dim}});
         }
     }
 }
 
 /// Scores of lanes that a row does not see become -infinity.
 template <class Build>
-void hide(query_tile<Build>& tile, const strip& s, const std::uint64_t* visible) {
+void hide(query_tile<Build>& tile, const strip& s, const std::uint64_t* visible, const key_tile& keys) {
     constexpr int64 pitch = query_tile<Build>::capacity;
-    const seen_lanes<Build> seen(visible, s.column, tile.rows);
+    const seen_lanes<Build> seen(visible, s.column, tile.rows, keys);
     for (int lane = s.first; lane < s.last; ++lane) {
         float* at = tile.weights + lane * pitch + s.column;
         store(at, select(seen.rows(lane), load(at), floats(minus_infinity())));
     }
 }
 
+/// Rounds the lanes of a strip to whole terms. The lanes it gains are seen by nobody: their scores become -infinity.
+template <class Build, class Number>
+strip whole_terms(query_tile<Build>& tile, strip s) {
+    if constexpr (!std::is_same_v<Number, float>) {
+        float* scores = tile.weights + s.column;
+        const auto hide_lane = [&](int lane) {
+            store(scores + lane * query_tile<Build>::capacity, floats(minus_infinity()));
+        };
+        if (s.first & 1) hide_lane(--s.first);
+        if (s.last & 1) hide_lane(s.last++);
+    }
+    return s;
+}
+
+/// Weights of one register of rows in the lanes of the hull that it does not see.
+template <class Build, class Number>
+void clear_beside(query_tile<Build>& tile, const strip& s, const strip& hull) {
+    constexpr int together = std::is_same_v<Number, float> ? 1 : 2;  // lanes in a term
+    const auto clear = [&](int first, int last) {
+        for (int term = first; term < last; ++term)
+            store(tile.weights + term * query_tile<Build>::capacity + s.column, floats(0.0f));
+    };
+    clear(hull.first / together, s.first / together);
+    clear(s.last / together, (hull.last + together - 1) / together);
+}
+
 /// O += V·P. A value that is not finite must not meet the weight 0 of a row that does not see it: `careful`.
 /// Meanwhile the keys of the next block are on their way.
-template <class Build, class Element>
-void weigh(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& parts, const std::uint64_t* visible,
-           bool careful, const float* keep) {
+template <class Build, class Element, class Number>
+void weigh(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& parts, std::span<const strip> products,
+           const std::uint64_t* visible, bool careful, const float* keep) {
     constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
+    constexpr int together = std::is_same_v<Number, float> ? 1 : 2;  // lanes in a term
+    const Number* weights = reinterpret_cast<const Number*>(tile.weights);
     const std::byte* next = keys.next != nullptr ? keys.next : keys.block;
     const int64 bytes = codec<Element>::key_bytes(tile.key_dim) / tile.value_pitch;  // for each column
     for (int64 column = 0; column < tile.value_pitch; column += width) {
-        const auto panel = codec<Element>::template value_panel<Build>(keys.block, column, keys.first, keys.last,
-                                                                       tile.key_dim, tile.value_dim, tile.panel);
+        const auto panel = codec<Element>::template value_panel<Build, Number>(
+            keys.block, column, keys.first, keys.last, tile.key_dim, tile.value_dim, tile.panel);
         float* sums = tile.numerator + column * pitch;
         for (int i = 0; careful && i < parts.registers; ++i) {
             const strip& s = parts.rows[i];
-            const seen_lanes<Build> seen(visible, s.column, tile.rows);
-            multiply_seen(sums + s.column, panel.data, panel.pitch, tile.weights + s.column, seen, s.first, s.last,
-                          width);
+            const seen_lanes<Build> seen(visible, s.column, tile.rows, keys);
+            multiply_seen(sums + s.column, panel.data, panel.pitch, weights + s.column, seen, s.first / together,
+                          (s.last + together - 1) / together, width);
         }
-        for (int i = 0; !careful && i < parts.count; ++i) {
-            const strip& s = parts.products[i];
-            multiply<Build>({.vectors = s.vectors,
-                             .c = sums + s.column,
-                             .a = panel.data + s.first * panel.pitch,
-                             .a_pitch = panel.pitch,
-                             .b = tile.weights + s.first * pitch + s.column,
-                             .terms = s.last - s.first,
-                             .height = width,
-                             .accumulate = true,
-                             .keep = keep != nullptr ? keep + s.column : nullptr,
-                             .soon = {next + column * bytes, bytes * tile_height<Build, 3> / block_tokens}});
+        for (const strip& s : products) {
+            const int64 first = s.first / together, last = (s.last + together - 1) / together;
+            multiply<Build>(product<Number>{
+                .vectors = s.vectors,
+                .c = sums + s.column,
+                .a = panel.data + first * panel.pitch,
+                .a_pitch = panel.pitch,
+                .b = weights + first * pitch + s.column,
+                .terms = last - first,
+                .height = width,
+                .accumulate = true,
+                .keep = keep != nullptr ? keep + s.column : nullptr,
+                .factor = 1,
+                .soon = {next + column * bytes, together * bytes * tile_height<Build, 3> / block_tokens}});
         }
     }
 }
 
+/// Must it be kept apart who sees which lane? Where a lane that not every row sees holds a value that is not finite. With
+/// words the lanes that share one with a lane that is seen matter, too.
+template <class Build, class Element, class Number>
+bool needs_care(const query_tile<Build>& tile, const key_tile& keys, const tile_visit& visit) {
+    const std::uint64_t candidates = lanes_between(keys.first, keys.last);
+    std::uint64_t met = visit.visible != nullptr ? candidates : 0;
+    if constexpr (!std::is_same_v<Number, float>)
+        met |= lanes_between(keys.first & -2, (keys.last + 1) & -2) & ~candidates;
+    return met != 0 && (codec<Element>::nonfinite_lanes(keys.block, tile.key_dim, tile.value_dim) & met) != 0;
+}
+
 }  // namespace prefill
 
-/// The rows of the tile read a key tile: scores, softmax, weighted values.
-template <class Build, class Element>
+/// The rows of the tile read a key tile: scores, softmax, weighted values. Number is float, or std::int32_t: queries and
+/// weights are then words of two Elements, and the machine multiplies them with the words of the block.
+template <class Build, class Element, class Number = float>
 void absorb(query_tile<Build>& tile, const key_tile& keys, const tile_visit& visit, const score_stage& stage) {
     const prefill::cut<Build> parts(tile, keys, visit.visible);
     if (parts.registers == 0) return;
     const float* query = tile.query + visit.frame * tile.key_dim * query_tile<Build>::capacity;
-    prefill::score<Build, Element>(tile, keys, parts, query);
+    prefill::score<Build, Element, Number>(tile, keys, parts, query);
 
-    const std::uint64_t nonfinite = codec<Element>::nonfinite_lanes(keys.block, tile.key_dim, tile.value_dim);
-    const bool careful = visit.visible != nullptr && (nonfinite & lanes_between(keys.first, keys.last)) != 0;
-    const bool at_once = parts.count == 1 && !careful;  // the product can rescale the sums when it loads them
+    const bool careful = prefill::needs_care<Build, Element, Number>(tile, keys, visit);
+    const bool hull = !careful && parts.weighs_hull();
+    const std::span<const prefill::strip> products =
+        careful ? std::span<const prefill::strip>{}
+        : hull  ? std::span(&parts.hull, 1)
+                : std::span(parts.products, static_cast<std::size_t>(parts.count));
+    const bool at_once = products.size() == 1;  // the product can rescale the sums when it loads them
     const float* keep = nullptr;
     for (int i = 0; i < parts.registers; ++i) {
         const prefill::strip& s = parts.rows[i];
         if (!stage.empty()) prefill::apply(stage, tile, visit, s);
-        if (visit.visible != nullptr) prefill::hide(tile, s, visit.visible);
-        const bool raised = prefill::exponentiate(tile, s.column, s.first, s.last);
+        if (visit.visible != nullptr) prefill::hide(tile, s, visit.visible, keys);
+        const prefill::strip terms = prefill::whole_terms<Build, Number>(tile, s);
+        const bool raised = prefill::exponentiate<Build, Number>(tile, s.column, terms.first, terms.last);
+        if (hull) prefill::clear_beside<Build, Number>(tile, terms, parts.hull);
         if (raised && !at_once) prefill::rescale(tile, s.column, load(tile.keep + s.column));
         keep = raised && at_once ? tile.keep : keep;
     }
-    prefill::weigh<Build, Element>(tile, keys, parts, visit.visible, careful, keep);
+    prefill::weigh<Build, Element, Number>(tile, keys, parts, products, visit.visible, careful, keep);
 }
 
 /// Brings numerator and denominator to the exact maximum of each row.

@@ -2,7 +2,11 @@
 /// \file
 /// The recurrent kernel: all new tokens of one state, in order, and the output heads that read it.
 ///
-///     S = alpha S + phi(k) v^T        out_r = S^T phi(q_r) / (z · phi(q_r))        (or scale · S^T phi(q_r))
+///     S = alpha S + d r^T + phi(k) u^T        out_r = S^T phi(q_r) / (z · phi(q_r))        (or scale · S^T phi(q_r))
+///
+/// with u = v, except that the delta rule writes the error u = beta (v - r); and r = S^T a, what the state holds along
+/// a vector a, before the token, for the two rules that correct it. To look a up is to read the state once more, with a
+/// for a query: so all rules share one pass, and a correction costs one more reader.
 ///
 /// Columns of S never mix, so they lie in the lanes. A pass walks down the rows of S once: each row is loaded,
 /// written with up to four tokens while it is in registers, read by every query of those tokens, and stored. Decode
@@ -20,7 +24,7 @@ namespace sash::cpu {
 
 /// One call, for every state. Tensors are [tokens, heads, dim]; what a call does not use is empty.
 struct recurrent_call {
-    input query, key, value, decay;
+    input query, key, value, decay, beta, removal, replacement;
     output out;
     float* lse = nullptr;                 ///< [tokens, heads], or null
     bool reads = false, writes = false;   ///< both: token t is written, then read. reads alone: the state is constant
@@ -32,31 +36,70 @@ struct recurrent_call {
 
 // ------------------------------------------------------------------------------------------------------------ one pass
 
-/// What one pass over a state works on: `Tokens` tokens to write, in order, and `rows` queries a token.
+enum class forgetting { nothing, by_head, by_channel };
+
+/// What happens to an element of the state when a token is written.
+template <forgetting Forgets, bool Replaces = false, bool ReadsFirst = false>
+struct step {
+    static constexpr forgetting forgets = Forgets;
+    static constexpr bool replaces = Replaces;       ///< + d r^T
+    static constexpr bool reads_first = ReadsFirst;  ///< queries see the state without the token
+};
+
+template <recurrent_policy P>
+using step_of = step<detail::entry_rows<P>::decays_by_channel ? forgetting::by_channel
+                     : detail::entry_rows<P>::decays          ? forgetting::by_head
+                                                              : forgetting::nothing,
+                     decltype(P::update)::needs_vectors, decltype(P::update)::reads_first>;
+
+/// Is the state read along a vector before a token is written?
+template <recurrent_policy P>
+inline constexpr bool corrects = decltype(P::update)::needs_beta || decltype(P::update)::needs_vectors;
+
+/// What one pass over columns of a state works on: `Tokens` tokens to write, in order, and `Rows` queries a token.
 inline constexpr int most_tokens = 4, most_rows = 4;
 struct state_pass {
-    float* state = nullptr;                  ///< S [features][pitch]
-    int64 features = 0, pitch = 0;
-    const float* key[most_tokens] = {};      ///< phi(k), [features]
-    const float* value[most_tokens] = {};    ///< [pitch]
-    float alpha[most_tokens] = {};
-    const float* query[2 * most_rows] = {};  ///< phi(q), [features]; token-major
-    float* numerator[2 * most_rows] = {};    ///< S^T phi(q), [pitch]
+    float* state = nullptr;                     ///< S [features][columns], `pitch` floats apart
+    int64 features = 0, columns = 0, pitch = 0;
+    const float* key[most_tokens] = {};         ///< phi(k), [features]
+    const float* value[most_tokens] = {};       ///< u, [columns]
+    float alpha[most_tokens] = {};              ///< where heads forget as a whole
+    const float* alphas[most_tokens] = {};      ///< [features], where each feature has its own
+    const float* replacement = nullptr;         ///< d, [features], and
+    const float* removed = nullptr;             ///< r, [columns], of a single token
+    const float* query[2 * most_rows] = {};     ///< phi(q), [features]; token-major
+    float* numerator[2 * most_rows] = {};       ///< S^T phi(q), [columns]
 };
+
+/// sum_r += phi(q_r)_f · s for one row f of the state.
+template <class Build, int Rows, int Vectors>
+SASH_INLINE void read_state_row(const float* const* query, int64 f, const floats (&s)[Vectors], floats (*sum)[Vectors]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+        const floats phi(query[r][f]);
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) sum[r][v] = fma(phi, s[v], sum[r][v]);
+    }
+}
 
 /// Columns [column, column + Vectors registers) of a pass. Tokens = 0 reads only. (The pragmas keep the arrays in
 /// registers: g++ 12 works on them in memory without.)
-template <class Build, int Tokens, int Rows, int Vectors, class Decay>
+template <class Build, int Tokens, int Rows, int Vectors, class Step>
 void pass_columns(const state_pass& p, int64 column) {
     constexpr int steps = Tokens > 0 ? Tokens : 1, readers = steps * Rows;
-    floats value[steps][Vectors], alpha[steps], sum[readers > 0 ? readers : 1][Vectors];
-    const float *key[steps], *query[readers > 0 ? readers : 1];
+    floats value[steps][Vectors], removed[Vectors], alpha[steps], sum[readers > 0 ? readers : 1][Vectors];
+    const float *key[steps], *alphas[steps], *query[readers > 0 ? readers : 1];
 #pragma GCC unroll 4
     for (int t = 0; t < Tokens; ++t) {
         key[t] = p.key[t];
+        alphas[t] = p.alphas[t];
         alpha[t] = floats(p.alpha[t]);
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v) value[t][v] = load(p.value[t] + column + v * lanes<Build>);
+    }
+    if constexpr (Step::replaces && Tokens > 0) {
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) removed[v] = load(p.removed + column + v * lanes<Build>);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < readers; ++r) {
@@ -72,20 +115,18 @@ void pass_columns(const state_pass& p, int64 column) {
         for (int v = 0; v < Vectors; ++v) s[v] = load(row + v * lanes<Build>);
 #pragma GCC unroll 4
         for (int t = 0; t < steps; ++t) {
+            if constexpr (Step::reads_first) read_state_row<Build, Rows>(query + t * Rows, f, s, sum + t * Rows);
             if constexpr (Tokens > 0) {
                 const floats phi(key[t][f]);
+                const floats factor = Step::forgets == forgetting::by_channel ? floats(alphas[t][f]) : alpha[t];
 #pragma GCC unroll 8
                 for (int v = 0; v < Vectors; ++v) {
-                    if constexpr (Decay::needs_input) s[v] = alpha[t] * s[v];
+                    if constexpr (Step::forgets != forgetting::nothing) s[v] = factor * s[v];
+                    if constexpr (Step::replaces) s[v] = fma(floats(p.replacement[f]), removed[v], s[v]);
                     s[v] = fma(phi, value[t][v], s[v]);
                 }
             }
-#pragma GCC unroll 4
-            for (int r = 0; r < Rows; ++r) {
-                const floats phi(query[t * Rows + r][f]);
-#pragma GCC unroll 8
-                for (int v = 0; v < Vectors; ++v) sum[t * Rows + r][v] = fma(phi, s[v], sum[t * Rows + r][v]);
-            }
+            if constexpr (!Step::reads_first) read_state_row<Build, Rows>(query + t * Rows, f, s, sum + t * Rows);
         }
         if constexpr (Tokens > 0) {
 #pragma GCC unroll 8
@@ -100,48 +141,55 @@ void pass_columns(const state_pass& p, int64 column) {
 }
 
 /// All columns, as many at a time as the registers hold: one token wants long rows, several tokens want few columns.
-template <class Build, int Tokens, int Rows, class Decay>
+template <class Build, int Tokens, int Rows, class Step>
 void pass(const state_pass& p) {
     constexpr int tokens = Tokens > 0 ? Tokens : 1;
-    constexpr int budget = registers<Build> / (tokens * (Rows + (Tokens > 0)) + 1);
+    constexpr int budget = registers<Build> / (tokens * (Rows + (Tokens > 0)) + 1 + Step::replaces);
     constexpr int wide = budget >= 8 ? 8 : budget >= 4 ? 4 : budget >= 2 ? 2 : 1;
     int64 column = 0;
-    for (; column + wide * lanes<Build> <= p.pitch; column += wide * lanes<Build>)
-        pass_columns<Build, Tokens, Rows, wide, Decay>(p, column);
+    for (; column + wide * lanes<Build> <= p.columns; column += wide * lanes<Build>)
+        pass_columns<Build, Tokens, Rows, wide, Step>(p, column);
     if constexpr (wide > 4)
-        for (; column + 4 * lanes<Build> <= p.pitch; column += 4 * lanes<Build>)
-            pass_columns<Build, Tokens, Rows, 4, Decay>(p, column);
+        for (; column + 4 * lanes<Build> <= p.columns; column += 4 * lanes<Build>)
+            pass_columns<Build, Tokens, Rows, 4, Step>(p, column);
     if constexpr (wide > 1)
-        for (; column < p.pitch; column += lanes<Build>) pass_columns<Build, Tokens, Rows, 1, Decay>(p, column);
+        for (; column < p.columns; column += lanes<Build>) pass_columns<Build, Tokens, Rows, 1, Step>(p, column);
 }
 
-template <class Build, int Tokens, class Decay>
+/// The same for a number of queries known when it runs.
+template <class Build, int Tokens, class Step>
 void pass(const state_pass& p, int64 rows) {
     switch (rows) {
-        case 0: return pass<Build, Tokens, 0, Decay>(p);
-        case 1: return pass<Build, Tokens, 1, Decay>(p);
-        case 2: return pass<Build, Tokens, 2, Decay>(p);
-        case 3: return pass<Build, Tokens, 3, Decay>(p);
-        default: return pass<Build, Tokens, 4, Decay>(p);
+        case 0: return pass<Build, Tokens, 0, Step>(p);
+        case 1: return pass<Build, Tokens, 1, Step>(p);
+        case 2: return pass<Build, Tokens, 2, Step>(p);
+        case 3: return pass<Build, Tokens, 3, Step>(p);
+        default: return pass<Build, Tokens, 4, Step>(p);
     }
 }
 
 // --------------------------------------------------------------------------------------------------- a block of tokens
 
-/// A token as it is written: phi(k), v and alpha, side by side in the log of the state or in scratch.
+/// A token as it is written: the parts of its entry, in the log of the state or in scratch (see cache/state.hpp).
 struct written_token {
-    const float* key;
-    const float* value;
-    float alpha;
+    const float *key, *value, *numbers;
+    const float *alphas, *lookup, *replacement;
 };
-template <class Build>
+template <class Build, recurrent_policy P>
 written_token token_in(const detail::state_store& store, const float* entry) {
-    return {entry, entry + store.feature_pitch, entry[store.feature_pitch + store.value_pitch]};
+    using rows = detail::entry_rows<P>;
+    const float* value = entry + store.feature_pitch;
+    const float* numbers = value + store.value_pitch;
+    const auto row = [&](int place) {
+        return place < 0 ? nullptr : numbers + detail::state_padding + place * store.feature_pitch;
+    };
+    return {entry, value, numbers, row(rows::alpha), rows::lookup < 0 ? entry : row(rows::lookup), row(rows::replacement)};
 }
 
-/// Up to `most_tokens` tokens and the queries that read after each, token-major.
+/// Up to `most_of_block` tokens and the queries that read after each, token-major.
+inline constexpr int64 most_of_block = 8;
 struct token_block {
-    written_token token[most_tokens] = {};
+    written_token token[most_of_block] = {};
     int64 tokens = 0;              ///< in a call that only reads there is nothing in `token`
     int64 rows = 0;                ///< queries a token
     const float* query = nullptr;  ///< in: phi(q) [tokens · rows][feature_pitch]
@@ -149,17 +197,24 @@ struct token_block {
     float* denominator = nullptr;  ///< out: z·phi(q) [tokens · rows]
 };
 
-/// Tokens that one pass over a state takes: as many as leave the sums in registers.
-SASH_INLINE constexpr int64 tokens_of_block(int64 rows) { return rows <= 1 ? 4 : rows <= most_rows ? 2 : 1; }
+/// Tokens packed at a time: as many as one pass over a state takes with the sums in registers; where tokens are written
+/// one by one, enough that the state stays in the nearest cache for a while.
+template <recurrent_policy P>
+SASH_INLINE constexpr int64 tokens_of_block(int64 rows) {
+    if constexpr (corrects<P>) return most_of_block;
+    return rows <= 1 ? 4 : rows <= most_rows ? 2 : 1;
+}
 
 /// The normaliser: z = alpha z + phi(k), then z·phi(q), features in the lanes.
-template <class Build>
+template <class Build, recurrent_policy P>
 void advance_normaliser(const detail::state_store& store, float* z, bool writes, const token_block& b) {
     for (int64 t = 0; t < b.tokens; ++t) {
         if (writes) {
-            const floats alpha(b.token[t].alpha);
-            for (int64 f = 0; f < store.feature_pitch; f += lanes<Build>)
-                cpu::store(z + f, fma(alpha, load(z + f), load(b.token[t].key + f)));
+            const written_token& token = b.token[t];
+            for (int64 f = 0; f < store.feature_pitch; f += lanes<Build>) {
+                const floats alpha = token.alphas ? load(token.alphas + f) : floats(token.numbers[detail::entry_alpha]);
+                cpu::store(z + f, fma(alpha, load(z + f), load(token.key + f)));
+            }
         }
         for (int64 r = t * b.rows; r < (t + 1) * b.rows; ++r) {
             floats sum(0.0f);
@@ -170,61 +225,127 @@ void advance_normaliser(const detail::state_store& store, float* z, bool writes,
     }
 }
 
-/// Points a pass at `count` queries of a block from the given one on.
+/// A pass over columns [column, column + columns) of a state, without tokens or queries yet.
 template <class Build>
-void point_at_queries(state_pass& p, const detail::state_store& store, const token_block& b, int64 first, int64 count) {
+state_pass pass_over(const detail::state_store& store, float* state, int64 column, int64 columns) {
+    state_pass p;
+    p.state = state + column;
+    p.features = store.features;
+    p.columns = columns;
+    p.pitch = store.value_pitch;
+    return p;
+}
+
+/// Points a pass over columns from `column` on at `count` queries of a block from the given one on.
+template <class Build>
+void point_at_queries(state_pass& p, const detail::state_store& store, const token_block& b, int64 column, int64 first,
+                      int64 count) {
     for (int64 r = 0; r < count; ++r) {
         p.query[r] = b.query + (first + r) * store.feature_pitch;
-        p.numerator[r] = b.numerator + (first + r) * store.value_pitch;
+        p.numerator[r] = b.numerator + (first + r) * store.value_pitch + column;
     }
 }
 
+/// The token at `at` of a pass.
 template <class Build>
-void point_at_token(state_pass& p, const token_block& b, int64 t, int64 at) {
-    p.key[at] = b.token[t].key;
-    p.value[at] = b.token[t].value;
-    p.alpha[at] = b.token[t].alpha;
+void point_at_token(state_pass& p, const written_token& token, int64 column, int64 at) {
+    p.key[at] = token.key;
+    p.value[at] = token.value + column;
+    p.alpha[at] = token.numbers[detail::entry_alpha];
+    p.alphas[at] = token.alphas;
+    p.replacement = token.replacement;
 }
 
-/// Reads queries [first, last) of a block from a state that stays as it is.
+using no_step = step<forgetting::nothing>;
+
+/// Reads queries [first, last) of a block from columns of a state that stays as it is.
 template <class Build>
-void read_state(state_pass p, const detail::state_store& store, const token_block& b, int64 first, int64 last) {
+void read_state(state_pass p, const detail::state_store& store, const token_block& b, int64 column, int64 first,
+                int64 last) {
     for (int64 count; first < last; first += count) {
         count = detail::smaller(last - first, most_rows);
-        point_at_queries<Build>(p, store, b, first, count);
-        pass<Build, 0, no_decay>(p, count);
+        point_at_queries<Build>(p, store, b, column, first, count);
+        pass<Build, 0, no_step>(p, count);
     }
 }
 
-/// Writes the tokens of a block into a state and reads it after each: in one pass where the sums fit, else one by one.
-template <class Build, class Decay>
-void advance_state(const detail::state_store& store, float* state, const token_block& b) {
-    state_pass p{.state = state, .features = store.features, .pitch = store.value_pitch};
-    const bool one_pass = b.tokens > 1 && b.tokens == tokens_of_block(b.rows);
-    const int64 step = one_pass ? b.tokens : 1;
+/// Writes the tokens of a block into a state and reads it after each (or before): in one pass where the sums fit, else
+/// one by one.
+template <class Build, recurrent_policy P>
+void add_to_state(const detail::state_store& store, float* state, const token_block& b) {
+    using Step = step_of<P>;
+    state_pass p = pass_over<Build>(store, state, 0, store.value_pitch);
+    const bool one_pass = b.tokens > 1 && b.tokens == tokens_of_block<P>(b.rows);
+    const int64 at_once = one_pass ? b.tokens : 1;
     const int64 rows = detail::smaller(b.rows, most_rows);
-    for (int64 t = 0; t < b.tokens; t += step) {
-        for (int64 i = 0; i < step; ++i) point_at_token<Build>(p, b, t + i, i);
-        point_at_queries<Build>(p, store, b, t * b.rows, step * rows);
-        if (step == 4)
-            rows == 0 ? pass<Build, 4, 0, Decay>(p) : pass<Build, 4, 1, Decay>(p);
-        else if (step == 2)
-            pass<Build, 2, Decay>(p, rows);
+    for (int64 t = 0; t < b.tokens; t += at_once) {
+        const int64 beyond = t * b.rows + rows, end = (t + 1) * b.rows;  // readers that one pass does not take
+        if (Step::reads_first && at_once == 1) read_state<Build>(p, store, b, 0, beyond, end);
+        for (int64 i = 0; i < at_once; ++i) point_at_token<Build>(p, b.token[t + i], 0, i);
+        point_at_queries<Build>(p, store, b, 0, t * b.rows, at_once * rows);
+        if (at_once == 4)
+            rows == 0 ? pass<Build, 4, 0, Step>(p) : pass<Build, 4, 1, Step>(p);
+        else if (at_once == 2)
+            pass<Build, 2, Step>(p, rows);
         else
-            pass<Build, 1, Decay>(p, rows);
-        if (step == 1)
-            read_state<Build>(p, store, b, t * b.rows + rows, (t + 1) * b.rows);  // the readers beyond one pass
+            pass<Build, 1, Step>(p, rows);
+        if (!Step::reads_first && at_once == 1) read_state<Build>(p, store, b, 0, beyond, end);
     }
 }
 
-template <class Build>
+/// The same for the rules that correct what is stored, on the columns from `column` on: r = S^T a is read, before the
+/// first token by itself, later as one more query of the token before.
+template <class Build, recurrent_policy P>
+void correct_columns(const detail::state_store& store, float* state, const token_block& b, int64 column,
+                     int64 columns) {
+    alignas(64) float removed[4 * floats::size], error[4 * floats::size];
+    state_pass p = pass_over<Build>(store, state, column, columns);
+    p.removed = removed;
+    p.query[0] = b.token[0].lookup;
+    p.numerator[0] = removed;
+    pass<Build, 0, 1, no_step>(p);
+    const int64 rows = detail::smaller(b.rows, most_rows - 1);
+    for (int64 t = 0; t < b.tokens; ++t) {
+        const written_token& token = b.token[t];
+        point_at_token<Build>(p, token, column, 0);
+        if constexpr (P::needs_beta) {
+            const floats beta(token.numbers[detail::entry_beta]);
+            for (int64 c = 0; c < columns; c += lanes<Build>)
+                cpu::store(error + c, beta * (load(token.value + column + c) - load(removed + c)));
+            p.value[0] = error;
+        }
+        point_at_queries<Build>(p, store, b, column, t * b.rows, rows);
+        const bool has_next = t + 1 < b.tokens;
+        if (has_next) {
+            p.query[rows] = b.token[t + 1].lookup;
+            p.numerator[rows] = removed;
+        }
+        pass<Build, 1, step_of<P>>(p, rows + has_next);
+        read_state<Build>(p, store, b, column, t * b.rows + rows, (t + 1) * b.rows);
+    }
+}
+
+template <class Build, recurrent_policy P>
+void advance_state(const detail::state_store& store, float* state, const token_block& b) {
+    if constexpr (corrects<P>) {
+        constexpr int64 width = 4 * lanes<Build>;  // so few columns stay in the nearest cache from token to token
+        for (int64 column = 0; column < store.value_pitch; column += width)
+            correct_columns<Build, P>(store, state, b, column, detail::smaller(width, store.value_pitch - column));
+    } else {
+        add_to_state<Build, P>(store, state, b);
+    }
+}
+
+template <class Build, recurrent_policy P>
 void replay(const detail::state_store& store, int64 s, float* state, int64 first, int64 last) {
-    float* z = state + store.features * store.value_pitch;
     for (token_block b; first < last; first += b.tokens) {
-        b.tokens = detail::smaller(last - first, most_tokens);
-        for (int64 t = 0; t < b.tokens; ++t) b.token[t] = token_in<Build>(store, store.entry(s, first + t));
-        if (store.has_normaliser) advance_normaliser<Build>(store, z, true, b);
-        advance_state<Build, per_head_and_token>(store, state, b);  // alpha = 1 changes no bit
+        b.tokens = detail::smaller(last - first, tokens_of_block<P>(0));
+        for (int64 t = 0; t < b.tokens; ++t) b.token[t] = token_in<Build, P>(store, store.entry(s, first + t));
+        if constexpr (P::has_normaliser) advance_normaliser<Build, P>(store, store.normaliser(state), true, b);
+        advance_state<Build, P>(store, state, b);
+        const float* numbers = b.token[b.tokens - 1].numbers;
+        for (int64 i = 0; i < ask::map_memory<decltype(P::map)>; ++i)
+            store.map_memory(state)[i] = numbers[detail::entry_memory + i];
     }
 }
 
@@ -234,7 +355,8 @@ void replay(const detail::state_store& store, int64 s, float* state, int64 first
 struct recurrent_rows {
     float* raw;          ///< [key_dim]
     float* map;          ///< what the feature map needs
-    float* entry;        ///< [tokens][phi(k) | v | alpha], where there is no log
+    float* gate;         ///< [feature_pitch]
+    float* entry;        ///< [tokens] entries, where there is no log
     float* query;        ///< [tokens · rows][feature_pitch]
     float* numerator;    ///< [tokens · rows][value_pitch]
     float* denominator;  ///< [tokens · rows]
@@ -243,11 +365,12 @@ struct recurrent_rows {
 template <class P>
 SASH_INLINE constexpr int64 recurrent_scratch(const P& policy, const shape& s) {
     constexpr int64 pad = detail::state_padding;
-    const int64 rows = detail::heads_of_states(policy, s).readers, tokens = tokens_of_block(rows);
+    const int64 rows = detail::heads_of_states(policy, s).readers, tokens = tokens_of_block<P>(rows);
     const int64 features = detail::round_up(policy.features(s.key_dim), pad);
     const int64 values = detail::round_up(s.value_dim, pad);
-    return detail::round_up(s.key_dim, pad) + map_scratch(policy.map, s.key_dim) +
-           (most_tokens + tokens * rows) * (features + values + pad);
+    const int64 entry = detail::state_store::entry_floats(features, values, detail::entry_rows<P>::count);
+    return detail::round_up(s.key_dim, pad) + map_scratch(policy.map, s.key_dim) + features + most_of_block * entry +
+           tokens * rows * (features + values + pad);
 }
 
 template <class Build, class P>
@@ -256,8 +379,9 @@ recurrent_rows divide_scratch(float* scratch, const P& policy, const shape& s, c
     recurrent_rows rows;
     rows.raw = scratch;
     rows.map = rows.raw + detail::round_up(s.key_dim, detail::state_padding);
-    rows.entry = rows.map + map_scratch(policy.map, s.key_dim);
-    rows.query = rows.entry + most_tokens * store.entry_floats();
+    rows.gate = rows.map + map_scratch(policy.map, s.key_dim);
+    rows.entry = rows.gate + store.feature_pitch;
+    rows.query = rows.entry + most_of_block * store.entry_floats();
     rows.numerator = rows.query + readers * store.feature_pitch;
     rows.denominator = rows.numerator + readers * store.value_pitch;
     return rows;
@@ -275,39 +399,108 @@ struct recurrent_task {
     recurrent_rows rows;
 };
 
-/// Row (token, head) of query or key, turned, mapped.
+/// Row (token, head) of query or key, turned, mapped. `keep` is for maps with a memory.
 template <class Build, operand Which, class P>
-void features_of(const recurrent_task<P>& at, const input& x, int64 token, int64 head, int64 map_head, float* phi) {
+void features_of(const recurrent_task<P>& at, const input& x, int64 token, int64 head, int64 map_head, float* phi,
+                 float* keep = nullptr) {
     const int64 dim = at.dims.key_dim;
     read_row<Build>(x, token, head, at.rows.raw);
     if (at.call.turns)
         turn_row<Build>(at.rows.raw, at.call.turns + token * at.call.pairs, at.call.pairs, at.call.layout);
     for (int64 d = dim; d < detail::round_up(dim, detail::state_padding); ++d) at.rows.raw[d] = 0;
-    map_row<Build, Which>(at.policy.map, map_head, at.rows.raw, dim, phi, at.store.feature_pitch, at.rows.map);
+    map_row<Build, Which>(at.policy.map, map_head, at.rows.raw, dim, phi, at.store.feature_pitch, at.rows.map,
+                          at.store.length + token, at.store.map_memory(at.store.state(at.state)), keep);
 }
 
-/// phi(k), v and alpha of the block's tokens, from `first` on, into the log or into scratch.
+/// A row [features] of one of the gates, zero behind its end.
+template <class Build, class P>
+void read_gate_row(const recurrent_task<P>& at, const input& x, int64 token, float* to) {
+    read_row<Build>(x, token, at.heads.of_state(at.state, at.dims.gate_heads), to);
+    for (int64 f = at.store.features; f < at.store.feature_pitch; ++f) to[f] = 0;
+}
+
+/// The factors by which the state shrinks before a token: alpha into numbers, or one for each feature into `alphas`,
+/// where the map may have put what it keeps.
+template <class Build, class P>
+void pack_decay(const recurrent_task<P>& at, int64 token, float* numbers, float* alphas) {
+    using Decay = decltype(P::decay);
+    constexpr bool map_keeps = ask::map_memory<decltype(P::map)> > 0;
+    numbers[detail::entry_alpha] = 1;
+    if constexpr (ask::per_channel<Decay>) {
+        read_gate_row<Build>(at, at.call.decay, token, at.rows.gate);
+        for (int64 f = 0; f < at.store.feature_pitch; f += lanes<Build>) {
+            const floats factor = xsimd::exp(load(at.rows.gate + f));
+            store(alphas + f, map_keeps ? factor * load(alphas + f) : factor);
+        }
+    } else if constexpr (!std::is_same_v<Decay, no_decay>) {
+        const int64 head = at.heads.of_state(at.state, at.dims.gate_heads);
+        float g = 0;
+        if constexpr (ask::constant_decay<Decay>)
+            g = at.policy.decay.of_head(head);
+        else
+            g = detail::number_at(at.call.decay, token, head);
+        const float alpha = std::exp(g);
+        numbers[detail::entry_alpha] = alpha;
+        if constexpr (map_keeps)
+            for (int64 f = 0; f < at.store.feature_pitch; ++f) alphas[f] *= alpha;
+    }
+}
+
+/// What the rules that correct need: beta; the vector a that is looked up, which for the delta rule is alpha ⊙ k, since
+/// it takes its error from the decayed state; the vector d that is put back.
+template <class Build, class P>
+void pack_correction(const recurrent_task<P>& at, int64 token, const written_token& to, float* numbers, float* lookup,
+                     float* replacement) {
+    using rows = detail::entry_rows<P>;
+    if constexpr (P::needs_vectors) {
+        read_gate_row<Build>(at, at.call.removal, token, lookup);
+        read_gate_row<Build>(at, at.call.replacement, token, replacement);
+    }
+    if constexpr (P::needs_beta) {
+        numbers[detail::entry_beta] =
+            detail::number_at(at.call.beta, token, at.heads.of_state(at.state, at.dims.gate_heads));
+        if constexpr (rows::looks_up)
+            for (int64 f = 0; f < at.store.feature_pitch; f += lanes<Build>)
+                store(lookup + f, load(to.key + f) * (to.alphas ? load(to.alphas + f) : floats(numbers[detail::entry_alpha])));
+    }
+}
+
+/// The entry of one token: all that it will do to the state.
+template <class Build, class P>
+written_token pack_token(const recurrent_task<P>& at, int64 token, float* entry) {
+    using rows = detail::entry_rows<P>;
+    const detail::state_store& store = at.store;
+    const shape& s = at.dims;
+    const int64 map_heads = ask::key_map_heads(at.policy.map, s.key_dim);
+    float *value = entry + store.feature_pitch, *numbers = value + store.value_pitch,
+          *row = numbers + detail::state_padding;
+    float* alphas = rows::alpha < 0 ? nullptr : row + rows::alpha * store.feature_pitch;
+    for (int64 i = 0; i < detail::state_padding; ++i) numbers[i] = 0;
+
+    features_of<Build, operand::key>(at, at.call.key, token, at.heads.of_state(at.state, s.key_heads),
+                                     at.heads.of_state(at.state, map_heads), entry, alphas);
+    read_row<Build>(at.call.value, token, at.heads.of_state(at.state, s.value_heads), value);
+    for (int64 d = s.value_dim; d < store.value_pitch; ++d) value[d] = 0;
+    pack_decay<Build>(at, token, numbers, alphas);
+    const written_token made = token_in<Build, P>(store, entry);
+    if constexpr (corrects<P>)
+        pack_correction<Build>(at, token, made, numbers, row + rows::lookup * store.feature_pitch,
+                               row + rows::replacement * store.feature_pitch);
+    for (int64 i = 0; i < ask::map_memory<decltype(P::map)>; ++i)
+        numbers[detail::entry_memory + i] = store.map_memory(store.state(at.state))[i];
+    return made;
+}
+
+/// The block's tokens, from `first` on, as entries in the log or in scratch.
 template <class Build, class P>
 void pack_written(const recurrent_task<P>& at, token_block& b, int64 first) {
     const detail::state_store& store = at.store;
-    const shape& s = at.dims;
+    const bool logs = store.log_tokens > 0;
     const int64 position = store.length + first;
-    const int64 map_heads = ask::key_map_heads(at.policy.map, s.key_dim);
-    if (store.log_tokens > 0) detail::make_room_in_log<Build>(store, at.state, position, b.tokens);
-    for (int64 t = 0; t < b.tokens; ++t) {
-        const bool logs = store.log_tokens > 0;
-        float* phi = logs ? store.entry(at.state, position + t) : at.rows.entry + t * store.entry_floats();
-        float* value = phi + store.feature_pitch;
-        features_of<Build, operand::key>(at, at.call.key, first + t, at.heads.of_state(at.state, s.key_heads),
-                                         at.heads.of_state(at.state, map_heads), phi);
-        read_row<Build>(at.call.value, first + t, at.heads.of_state(at.state, s.value_heads), value);
-        for (int64 d = s.value_dim; d < store.value_pitch; ++d) value[d] = 0;
-        float& alpha = value[store.value_pitch];
-        alpha = 1;
-        if constexpr (P::needs_decay)
-            alpha = std::exp(detail::decay_at(at.call.decay, first + t, at.heads.of_state(at.state, s.gate_heads)));
-        b.token[t] = token_in<Build>(store, phi);
-    }
+    if (logs) detail::make_room_in_log<Build, P>(store, at.state, position, b.tokens);
+    for (int64 t = 0; t < b.tokens; ++t)
+        b.token[t] = pack_token<Build>(
+            at, first + t, logs ? store.entry(at.state, position + t) : at.rows.entry + t * store.entry_floats());
 }
 
 /// phi(q) of the block's queries.
@@ -324,6 +517,24 @@ void pack_queries_of_state(const recurrent_task<P>& at, const token_block& b, in
         }
 }
 
+/// numerator += (sum_c q_c u_c k_c) v: the token itself, in the rule that reads before it writes.
+template <class Build, class P>
+void add_bonus(const recurrent_task<P>& at, const token_block& b) {
+    const detail::state_store& store = at.store;
+    const int64 features = store.features, bonus_heads = at.policy.update.heads(features);
+    for (int64 r = 0; r < b.tokens * b.rows; ++r) {
+        const int64 head = at.state * at.heads.readers + r % b.rows;
+        const float* bonus = at.policy.update.of_head(at.heads.of_output(head, bonus_heads), features);
+        const float* query = b.query + r * store.feature_pitch;
+        const written_token& token = b.token[r / b.rows];
+        float weight = 0;
+        for (int64 f = 0; f < features; ++f) weight += query[f] * bonus[f] * token.key[f];
+        float* row = b.numerator + r * store.value_pitch;
+        for (int64 d = 0; d < store.value_pitch; d += lanes<Build>)
+            cpu::store(row + d, fma(floats(weight), load(token.value + d), load(row + d)));
+    }
+}
+
 /// row = factor · row / divisor, or 0 where the divisor is 0, whatever was in the row.
 template <class Build>
 void finish_row(float* row, int64 pitch, float factor, float divisor) {
@@ -338,9 +549,12 @@ void finish_rows(const recurrent_task<P>& at, const token_block& b, int64 first)
         float* row = b.numerator + r * at.store.value_pitch;
         const int64 token = first + r / b.rows, head = at.state * at.heads.readers + r % b.rows;
         if constexpr (P::has_normaliser) {
-            const float mass = b.denominator[r];
+            const auto& by = at.policy.normaliser;
+            const float sum = b.denominator[r] + by.epsilon, mass = sum < by.least ? by.least : sum;
             finish_row<Build>(row, at.store.value_pitch, 1, mass);
-            if (at.call.lse) at.call.lse[token * at.dims.heads + head] = detail::is_zero(mass) ? minus_infinity() : std::log(mass);
+            if (at.call.lse)
+                at.call.lse[token * at.dims.heads + head] =
+                    detail::is_zero(mass) ? minus_infinity() : std::log(mass);
         } else {
             finish_row<Build>(row, at.store.value_pitch, at.call.scale, 1);
         }
@@ -357,25 +571,27 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
     const detail::state_heads heads = detail::heads_of_states(policy, s);
     token_block b;
     b.rows = call.reads ? heads.readers : 0;
-    const int64 most = tokens_of_block(heads.readers);
+    const int64 most = tokens_of_block<P>(heads.readers);
     const recurrent_task<P> at{
         policy, s, store, call, heads, state, divide_scratch<Build>(scratch, policy, s, store, most * heads.readers)};
     b.query = at.rows.query;
     b.numerator = at.rows.numerator;
     b.denominator = at.rows.denominator;
-    float* z = store.state(state) + store.features * store.value_pitch;
+    float* z = store.normaliser(store.state(state));
 
     const int64 tokens = call.reads ? call.query.tokens : call.key.tokens;
     for (int64 t = 0; t < tokens; t += b.tokens) {
-        b.tokens = detail::smaller(tokens - t, tokens_of_block(b.rows));
+        b.tokens = detail::smaller(tokens - t, tokens_of_block<P>(b.rows));
         if (call.writes) pack_written<Build>(at, b, t);
         if (call.reads) pack_queries_of_state<Build>(at, b, t);
-        if constexpr (P::has_normaliser) advance_normaliser<Build>(store, z, call.writes, b);
+        if constexpr (P::has_normaliser) advance_normaliser<Build, P>(store, z, call.writes, b);
         if (call.writes)
-            advance_state<Build, decltype(P::decay)>(store, store.state(state), b);
+            advance_state<Build, P>(store, store.state(state), b);
         else
-            read_state<Build>({.state = store.state(state), .features = store.features, .pitch = store.value_pitch},
-                              store, b, 0, b.tokens * b.rows);
+            read_state<Build>(pass_over<Build>(store, store.state(state), 0, store.value_pitch), store, b, 0, 0,
+                              b.tokens * b.rows);
+        if constexpr (decltype(P::update)::reads_first)
+            if (call.reads && call.writes) add_bonus<Build>(at, b);
         if (call.reads) finish_rows<Build>(at, b, t);
     }
 }

@@ -146,11 +146,20 @@ SASH_INLINE floats fma(floats a, floats b, floats c) {
 #endif
 }
 
-/// `Count` numbers side by side, each to be multiplied with whole registers. NEON multiplies by one lane of a register:
-/// four numbers take one register, not four, and the sums of a tile are not driven out to memory.
-template <class Build, int Count>
+/// `Count` numbers side by side, each to be multiplied with whole registers.
+template <class Build, int Count, class Number>
 struct multipliers {
+    const Number* at;
+
+    SASH_INLINE explicit multipliers(const Number* p) : at(p) {}
+    SASH_INLINE auto operator[](int i) const { return xsimd::batch<Number, xsimd::default_arch>(at[i]); }
+};
+
 #if defined(SASH_NEON)
+/// NEON multiplies by one lane of a register: four numbers take one register, not four, and the sums of a tile are not
+/// driven out to memory.
+template <class Build, int Count>
+struct multipliers<Build, Count, float> {
     float32x4_t four[Count / 4];
 
     SASH_INLINE explicit multipliers(const float* p) {
@@ -158,13 +167,8 @@ struct multipliers {
         for (int i = 0; i < Count / 4; ++i) four[i] = vld1q_f32(p + 4 * i);
     }
     SASH_INLINE floats operator[](int i) const { return floats(vdupq_n_f32(four[i / 4][i % 4])); }
-#else
-    const float* at;
-
-    SASH_INLINE explicit multipliers(const float* p) : at(p) {}
-    SASH_INLINE floats operator[](int i) const { return floats(at[i]); }
-#endif
 };
+#endif
 
 SASH_INLINE floats select(lane_mask m, floats yes, floats no) { return xsimd::select(m, yes, no); }
 SASH_INLINE bool any(lane_mask m) { return xsimd::any(m); }
@@ -239,20 +243,20 @@ SASH_INLINE integers load_words(const float16* p) {
 #endif
 }
 
-/// The exponent is moved to its place and its bias made up for: by adding to it where a number is normal; a subnormal
-/// one has no leading one of its own, so it is read as if it had 2^-14 more, and these are subtracted: exactly, and no
-/// subnormal float comes about, which a program may have told the machine to take for zero.
+/// The exponent is moved to its place and 112, the difference of the biases, added. A subnormal number has no leading
+/// one of its own: it is read as if it had one, of 2^-14, and that is subtracted: exactly, and no subnormal float comes
+/// about, which a program may have told the machine to take for zero. Infinity and NaN have the largest exponent in
+/// both.
 SASH_INLINE floats widen_float16(integers words) {
-    const integers magnitude = (words & integers(0x7fff)) << 13, bias(112 << 23), one_exponent(1 << 23);
-    const floats normal = as_floats(magnitude + bias);
-    const floats subnormal = as_floats(magnitude + bias + one_exponent) - floats(0x1p-14f);
-    const floats finite = select(as_float_mask(magnitude < one_exponent), subnormal, normal);
-    const integers infinity(0x1f << 23), quiet(0x400000);
-    const floats infinite = as_floats(magnitude | integers(0x7f800000));
-    const floats nan = as_floats(magnitude | (integers(0x7f800000) | quiet));
-    const floats special = select(as_float_mask(magnitude > infinity), nan, infinite);
-    const floats number = select(as_float_mask(magnitude < infinity), finite, special);
-    return as_floats(as_integers(number) | (words & integers(0x8000)) << 16);
+    const auto if_below = [](integers x, integers limit, integers bits) { return ((x - limit) >> 31) & bits; };
+    const integers one(1 << 23), infinity(31 << 23);
+    const integers magnitude = (words & integers(0x7fff)) << 13;
+    const integers leading_one = if_below(magnitude, one, integers(113 << 23));
+    const integers read = magnitude + integers(112 << 23) + if_below(magnitude, one, one);
+    const integers number = as_integers(as_floats(read) - as_floats(leading_one));
+    const integers largest = if_below(infinity, magnitude + integers(1), integers(255 << 23));
+    const integers quiet = if_below(infinity, magnitude, integers(1 << 22));
+    return as_floats(number | largest | quiet | (words & integers(0x8000)) << 16);
 }
 #endif
 
@@ -335,10 +339,43 @@ SASH_INLINE void store(bfloat16* p, floats x) {
 }
 
 /// Words of two bfloat16 each: lane i of `even` in the lower half of word i, of `odd` in the upper.
-SASH_INLINE void store_pairs(bfloat16* p, floats even, floats odd) {
+SASH_INLINE integers pairs(floats even, floats odd) {
     const integers low = (rounded_bfloat16(even) >> 16) & integers(0xffff);
-    const integers high = rounded_bfloat16(odd) & integers(static_cast<std::int32_t>(0xffff0000u));
-    (low | high).store_unaligned(reinterpret_cast<std::int32_t*>(p));
+    return low | (rounded_bfloat16(odd) & integers(static_cast<std::int32_t>(0xffff0000u)));
+}
+SASH_INLINE void store(std::int32_t* p, integers x) { x.store_unaligned(p); }
+
+/// The same by the machine's own conversion, where it has one: it takes subnormal numbers for 0.
+SASH_INLINE integers pairs_of_normal(floats even, floats odd) {
+#if defined(__AVX512BF16__)
+    alignas(64) static constexpr std::uint16_t interleaved[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                                  21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                                  11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+    return integers(_mm512_permutexvar_epi16(_mm512_load_si512(interleaved), halves));
+#else
+    return pairs(even, odd);
+#endif
+}
+
+/// Does the machine multiply words of two bfloat16? It does twice as many of them a cycle as floats.
+template <class Build>
+inline constexpr bool multiplies_pairs =
+#if defined(__AVX512BF16__)
+    true;
+#else
+    false;
+#endif
+
+/// sum + a · b: of floats, rounded once; of words of two bfloat16, low · low + high · high, which the instruction rounds
+/// after each of the two sums, taking subnormal numbers for 0. (Written out, for machines without it, they stay.)
+SASH_INLINE floats multiply_add(floats a, floats b, floats sum) { return fma(a, b, sum); }
+SASH_INLINE floats multiply_add(integers a, integers b, floats sum) {
+#if defined(__AVX512BF16__)
+    return floats(_mm512_dpbf16_ps(sum, (__m512bh)__m512i(a), (__m512bh)__m512i(b)));
+#else
+    return fma(low_bfloat16(a), low_bfloat16(b), fma(high_bfloat16(a), high_bfloat16(b), sum));
+#endif
 }
 
 /// x as an Element holds it.
@@ -362,6 +399,82 @@ SASH_INLINE floats load_up_to(const float* p, std::int64_t count) {
     alignas(64) float part[floats::size] = {};
     for (std::int64_t i = 0; i < count; ++i) part[i] = p[i];
     return floats::load_aligned(part);
+}
+
+// ---- bytes, and dot products of them
+
+/// As many signed bytes as a register has floats, each in a lane of its own.
+SASH_INLINE integers load(const std::int8_t* p) {
+#if defined(__AVX512F__)
+    return integers(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+    return integers(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__SSE2__) && !defined(__AVX__)
+    std::int32_t four;
+    std::memcpy(&four, p, sizeof four);
+    const __m128i twice = _mm_unpacklo_epi8(_mm_cvtsi32_si128(four), _mm_cvtsi32_si128(four));
+    return integers(_mm_srai_epi32(_mm_unpacklo_epi16(twice, twice), 24));
+#else
+    alignas(64) std::int32_t wide[floats::size];
+    for (std::size_t i = 0; i < floats::size; ++i) wide[i] = p[i];
+    return integers::load_aligned(wide);
+#endif
+}
+
+/// The lanes of x as bytes; each is between -128 and 127.
+SASH_INLINE void store(std::int8_t* p, integers x) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+#elif defined(__AVX2__)
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+#else
+    alignas(64) std::int32_t wide[floats::size];
+    x.store_aligned(wide);
+    for (std::size_t i = 0; i < floats::size; ++i) p[i] = static_cast<std::int8_t>(wide[i]);
+#endif
+}
+
+/// To nearest, ties to even; |x| < 2^31, not NaN.
+SASH_INLINE integers nearest_integers(floats x) { return xsimd::nearbyint_as_int(x); }
+SASH_INLINE floats to_floats(integers x) { return xsimd::to_float(x); }
+
+SASH_INLINE integers larger_integers(integers a, integers b) { return xsimd::max(a, b); }
+
+SASH_INLINE std::int32_t largest_of_lanes(integers x) {
+    alignas(64) std::int32_t lane[floats::size];
+    x.store_aligned(lane);
+    std::int32_t top = lane[0];
+    for (std::size_t i = 1; i < floats::size; ++i) top = top < lane[i] ? lane[i] : top;
+    return top;
+}
+
+/// Byte `which` of every lane, with its sign.
+SASH_INLINE integers signed_byte(integers words, int which) { return (words << (24 - 8 * which)) >> 24; }
+
+/// Has this machine an instruction for dot_bytes?
+template <class Build>
+inline constexpr bool has_byte_dots =
+#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+    true;
+#else
+    false;
+#endif
+
+/// sum + Σ_i a_i · b_i in every lane, over the four unsigned bytes a_i and signed bytes b_i of the lane. Exact.
+SASH_INLINE integers dot_bytes(integers sum, integers a, integers b) {
+#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+#if defined(__clang__)
+    return integers(_mm512_dpbusd_epi32(sum, a, b));
+#else
+    __m512i out = sum;  // by name: for its own function g++ 12 keeps each sum in two registers, and runs out of them
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(out) : "v"(__m512i(a)), "v"(__m512i(b)));
+    return integers(out);
+#endif
+#else
+    for (int i = 0; i < 4; ++i) sum = sum + (a >> 8 * i & integers(255)) * signed_byte(b, i);
+    return sum;
+#endif
 }
 
 // ---- transposing

@@ -236,7 +236,7 @@ bool fill_visible(const softmax_job<P>& job, const softmax_task& task, query_scr
     return partial;
 }
 
-template <class Build, class Element, class P>
+template <class Build, class Element, class Number, class P>
 void absorb_interval(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s,
                      const score_stage& stage, key_interval keys) {
     const key_interval queries{job.first_query + task.first_row / job.group,
@@ -254,16 +254,28 @@ void absorb_interval(const softmax_job<P>& job, const softmax_task& task, query_
             visit.distance = s.distance;
             visit.distance_table = s.distance_table;
         }
-        absorb<Build, Element>(s.tile, tile, visit, stage);
+        absorb<Build, Element, Number>(s.tile, tile, visit, stage);
     });
 }
 
+/// Asks for the lines of a row of a caller's tensor: rows are short and lie apart, the machine guesses none.
+template <class View>
+SASH_INLINE void ask_for_row(const View& x, int64 token, int64 head) {
+    const auto* row = static_cast<const std::byte*>(x.at(token, head));
+    for (int64 byte = 0; byte < x.dim * detail::bytes_of(x.type); byte += 64) prefetch(row + byte);
+}
+
 /// Packs the task's query rows for one frame: transposed, with the scale (and log2 e, where nothing follows it) multiplied in.
-template <class Build, class P>
+template <class Build, class Number, class P>
 void pack_frame(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s, int frame, float factor) {
-    for (int64 r = 0; r < task.rows; ++r)
+    constexpr int64 ahead = 8;
+    const int64 shared = job.dims->heads / job.dims->query_heads;  // output heads that read one query
+    for (int64 r = 0; r < task.rows; ++r) {
+        const int64 later = task.first_row + r + ahead, head = task.head * job.group + later % job.group;
+        if (r + ahead < task.rows) ask_for_row(job.query, later / job.group, head / shared);
         s.row[r] = query_row<Build>(job, task.head, task.first_row + r, frame, s.rows + r * job.dims->key_dim);
-    pack_queries<Build>(s.tile, frame, s.row, factor);
+    }
+    pack_queries<Build, Number>(s.tile, frame, s.row, factor);
 }
 
 /// Finishes the rows of a tile: straight into the caller's memory where it holds floats side by side.
@@ -287,8 +299,8 @@ void write_tile(const softmax_job<P>& job, const softmax_task& task, query_scrat
     }
 }
 
-template <class Build, class Element, class P>
-void attend_tile(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s) {
+template <class Build, class Element, class Number, class P>
+void attend_tile_with(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s) {
     const score_stage stage = stage_of(job);
     const float factor = stage.empty() ? job.scores->scale * log2_e : job.scores->scale;
     s.tile.rows = static_cast<int>(task.rows);
@@ -296,6 +308,8 @@ void attend_tile(const softmax_job<P>& job, const softmax_task& task, query_scra
     for (int64 r = 0; r < task.rows; ++r)
         s.head[r] = static_cast<std::int32_t>(task.head * job.group + (task.first_row + r) % job.group);
     begin<Build>(s.tile);
+    for (int64 r = task.first_row; !task.partial && r < task.first_row + task.rows; ++r)  // to be written at the end
+        ask_for_row(job.out, r / job.group, task.head * job.group + r % job.group);
     const int64 first_query = job.first_query + task.first_row / job.group;
     const int64 last_query = job.first_query + (task.first_row + task.rows - 1) / job.group + 1;
     unsigned packed = 0;
@@ -303,14 +317,24 @@ void attend_tile(const softmax_job<P>& job, const softmax_task& task, query_scra
         const key_interval keys{detail::larger(i.first, task.key_first), detail::smaller(i.last, task.key_last),
                                 i.frame};
         if (keys.first >= keys.last) continue;
-        if (!(packed >> keys.frame & 1u)) pack_frame<Build>(job, task, s, keys.frame, factor);
+        if (!(packed >> keys.frame & 1u)) pack_frame<Build, Number>(job, task, s, keys.frame, factor);
         packed |= 1u << keys.frame;
-        absorb_interval<Build, Element>(job, task, s, stage, keys);
+        absorb_interval<Build, Element, Number>(job, task, s, stage, keys);
     }
     settle<Build>(s.tile);
     if (!task.partial) return write_tile<Build>(job, task, s);
     unpack<Build>(s.tile, task.partial);
     deliver<Build>(job, task, task.partial, s.tile.maximum, s.tile.denominator, s.tile.value_pitch);
+}
+
+/// Queries that come in bfloat16 meet keys and values that are stored so as they are, two numbers a multiplication, where
+/// the machine can: queries (once turned) and weights are then rounded to bfloat16. Any other query is widened, and so is
+/// what is stored: nothing else is rounded.
+template <class Build, class Element, class P>
+void attend_tile(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s) {
+    if constexpr (codec<Element>::template multiplies_words<Build>)
+        if (job.query.type == scalar::bf16) return attend_tile_with<Build, Element, std::int32_t>(job, task, s);
+    attend_tile_with<Build, Element, float>(job, task, s);
 }
 
 // -------------------------------------------------------------------------------------------------------------- one token: decode
@@ -336,15 +360,18 @@ struct decode_scratch {
     }
 };
 
-template <class Build, class P>
+template <class Build, class Element, class P>
 void pack_decode_frame(const softmax_job<P>& job, const softmax_task& task, decode_scratch<Build>& s, int frame,
                        float factor) {
     const int64 dim = job.dims->key_dim;
     for (int64 r = 0; r < task.rows; ++r) {
         const float* from = query_row<Build>(job, task.head, r, frame, s.row);
         float* to = s.rows.query + (frame * task.rows + r) * dim;
-        for (int64 c = 0; c < dim; ++c) to[c] = from[c] * factor;
+        int64 c = 0;
+        for (; c + lanes<Build> <= dim; c += lanes<Build>) store(to + c, load(from + c) * floats(factor));
+        for (; c < dim; ++c) to[c] = from[c] * factor;
     }
+    prepare<Build, Element>(s.rows, frame);
 }
 
 /// All query heads of one KV head, one token: rows are read where one query is, at job.first_query.
@@ -361,7 +388,7 @@ void attend_one(const softmax_job<P>& job, const softmax_task& task, decode_scra
         const key_interval keys{detail::larger(i.first, task.key_first), detail::smaller(i.last, task.key_last),
                                 i.frame};
         if (keys.first >= keys.last) continue;
-        if (!(packed >> keys.frame & 1u)) pack_decode_frame<Build>(job, task, s, keys.frame, factor);
+        if (!(packed >> keys.frame & 1u)) pack_decode_frame<Build, Element>(job, task, s, keys.frame, factor);
         packed |= 1u << keys.frame;
         for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, [&](const key_tile& tile, int64 lane_zero) {
             tile_visit visit;
