@@ -28,15 +28,24 @@ inline constexpr std::size_t cache_line = 64;
 inline constexpr std::size_t huge_page = std::size_t{1} << 21;
 
 /// The alignment a piece of this size is asked with.
-SASH_INLINE constexpr std::size_t alignment_for(std::size_t bytes) {
-    return bytes >= 2 * huge_page ? huge_page : cache_line;
+SASH_INLINE constexpr std::size_t alignment_for([[maybe_unused]] std::size_t bytes) {
+#if defined(__linux__)
+    if (bytes >= huge_page) return huge_page;
+#endif
+    return cache_line;
+}
+
+/// What is asked for in place of `bytes`: whole lines, whole small pages where huge ones are wanted. (Not whole huge ones:
+/// a little over one would cost two.)
+SASH_INLINE constexpr std::size_t rounded_size(std::size_t bytes) {
+    const std::size_t unit = alignment_for(bytes) == huge_page ? 4096 : cache_line;
+    return (bytes + unit - 1) / unit * unit;
 }
 
 /// Uninitialised memory of at least `bytes` bytes; throws std::bad_alloc (or calls on_error) when there is none.
 template <class Build>
 void* allocate(const memory_source& source, std::size_t bytes) {
-    const std::size_t alignment = alignment_for(bytes);
-    const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+    const std::size_t alignment = alignment_for(bytes), rounded = rounded_size(bytes);
     void* memory =
         source.allocate ? source.allocate(source.context, rounded, alignment) : std::aligned_alloc(alignment, rounded);
     if (memory == nullptr) {
@@ -56,9 +65,8 @@ void* allocate(const memory_source& source, std::size_t bytes) {
 template <class Build>
 void release(const memory_source& source, void* memory, std::size_t bytes) noexcept {
     if (memory == nullptr) return;
-    const std::size_t alignment = alignment_for(bytes);
     if (source.release)
-        source.release(source.context, memory, (bytes + alignment - 1) / alignment * alignment, alignment);
+        source.release(source.context, memory, rounded_size(bytes), alignment_for(bytes));
     else if (!source.allocate)
         std::free(memory);
 }

@@ -7,6 +7,7 @@
 ///
 ///     chain   [segment 0][segment 1]…   head-major inside a segment: [kv_head][blocks]. Segments double in size until
 ///             one head's part is 1 MiB, and never move. Copies of a cache share full segments by reference count.
+///             Segments that are made together lie in one slab of memory: large enough for huge pages, where many come.
 ///     ring    [kv_head][blocks]          block b at b % blocks; it grows until the window fits, then never again.
 ///     pinned  [kv_head][blocks]          the positions a bounded policy never gives up (sinks), in order.
 #include <sash/cache/codec.hpp>
@@ -18,11 +19,18 @@
 
 namespace sash::detail {
 
-/// A piece of a chain: this header, then [kv_heads][blocks] blocks. Freed by its last owner.
+/// Memory of segments that were made together. Freed with the last of them.
+struct alignas(cache_line) slab {
+    std::atomic<int64> segments;
+    int64 bytes;
+};
+
+/// A piece of a chain: this header, then [kv_heads][blocks] blocks. Given up by its last owner.
 struct alignas(cache_line) segment {
     std::atomic<int64> owners;
     int64 blocks;  // of one head
     int64 bytes;
+    slab* home;
 
     SASH_INLINE std::byte* data() { return reinterpret_cast<std::byte*>(this + 1); }
 };
@@ -191,8 +199,10 @@ void create(block_store& s, const P& p, const shape& dims, const storage& option
 
 template <class Build>
 void let_go(const block_store& s, segment* in) noexcept {
-    if (in->owners.fetch_sub(1, std::memory_order_acq_rel) == 1)
-        release<Build>(s.memory, in, static_cast<std::size_t>(in->bytes));
+    if (in->owners.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    slab* home = in->home;
+    if (home->segments.fetch_sub(1, std::memory_order_acq_rel) == 1)
+        release<Build>(s.memory, home, static_cast<std::size_t>(home->bytes));
 }
 
 template <class Build>
@@ -220,18 +230,27 @@ std::byte* new_blocks(const block_store& s, int64 blocks) {
     return mark_unknown<Build>(s, static_cast<std::byte*>(allocate<Build>(s.memory, bytes)), s.heads * blocks);
 }
 
-template <class Build>
-segment* new_segment(const block_store& s, int64 blocks) {
-    const int64 bytes = static_cast<int64>(sizeof(segment)) + s.heads * blocks * s.block_bytes;
-    auto* made = ::new (allocate<Build>(s.memory, static_cast<std::size_t>(bytes))) segment{{1}, blocks, bytes};
-    mark_unknown<Build>(s, made->data(), s.heads * blocks);
-    return made;
+/// Makes `count` segments in one slab, of blocks_of(i) blocks a head each, into list[0, count).
+template <class Build, class F>
+void new_segments(const block_store& s, segment** list, int64 count, const F& blocks_of) {
+    const auto bytes_of = [&](int64 i) {
+        return static_cast<int64>(sizeof(segment)) + s.heads * blocks_of(i) * s.block_bytes;
+    };
+    int64 bytes = sizeof(slab);
+    for (int64 i = 0; i < count; ++i) bytes += bytes_of(i);
+    slab* home = ::new (allocate<Build>(s.memory, static_cast<std::size_t>(bytes))) slab{{count}, bytes};
+    auto* at = reinterpret_cast<std::byte*>(home + 1);
+    for (int64 i = 0; i < count; at += bytes_of(i), ++i) {
+        list[i] = ::new (static_cast<void*>(at)) segment{{1}, blocks_of(i), bytes_of(i), home};
+        mark_unknown<Build>(s, list[i]->data(), s.heads * blocks_of(i));
+    }
 }
 
 /// Copies the first `used` blocks of every head.
 template <class Build>
 segment* clone(const block_store& s, segment* from, int64 used) {
-    segment* to = new_segment<Build>(s, from->blocks);
+    segment* to;
+    new_segments<Build>(s, &to, 1, [&](int64) { return from->blocks; });
     for (int64 h = 0; h < s.heads; ++h)
         std::memcpy(to->data() + h * to->blocks * s.block_bytes, from->data() + h * from->blocks * s.block_bytes,
                     static_cast<std::size_t>(used * s.block_bytes));
@@ -363,9 +382,11 @@ template <class Build>
 void make_room_in_chain(block_store& s, int64 next, bool will_write) {
     const chain_place last = place_in_chain((next - 1) / block_tokens, s.chain_unit);
     reserve<Build>(s.segments, s.memory, last.segment + 1);
-    while (s.segments.size <= last.segment) {
-        s.segments[s.segments.size] = new_segment<Build>(s, segment_blocks(s.segments.size, s.chain_unit));
-        ++s.segments.size;
+    const int64 there = s.segments.size, missing = last.segment + 1 - there;
+    if (missing > 0) {
+        new_segments<Build>(s, s.segments.data + there, missing,
+                            [&](int64 i) { return segment_blocks(there + i, s.chain_unit); });
+        s.segments.size += missing;
     }
     if (!will_write) return;
     const chain_place first = place_in_chain(s.length / block_tokens, s.chain_unit);
