@@ -22,7 +22,8 @@ struct options {
     sash::workspace* workspace = nullptr;
     /// false: sink logits are left out, and (out, 1, lse) is a partial that can be merged and finished later.
     bool finish = true;
-    /// Keys in one piece where a few queries meet many keys; 0: 512. Bits depend on it, and on nothing else that is free.
+    /// Keys in one piece where a few queries meet many keys; 0: about
+    /// 1 MiB of them, 512 to 4096. Bits depend on it, and on nothing else that is free.
     int64 key_piece = 0;
 };
 

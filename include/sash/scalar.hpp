@@ -26,7 +26,8 @@ SASH_INLINE constexpr float widen_float16(std::uint16_t h) {
     return std::bit_cast<float>(sign | scale << 23 | (fraction & 0x3ffu) << 13);
 }
 
-/// binary32 -> binary16, round to nearest, ties to even; overflow to infinity, NaN stays NaN (quiet, high payload bits).
+/// binary32 -> binary16, round to nearest, ties to even; overflow to infinity, NaN stays NaN (quiet, high payload
+/// bits).
 SASH_INLINE constexpr std::uint16_t narrow_float16(float x) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t sign = (bits >> 16) & 0x8000u;
@@ -75,8 +76,8 @@ struct SASH_MAY_ALIAS bfloat16 {
     SASH_INLINE constexpr operator float() const { return detail::widen_bfloat16(bits); }
 };
 
-/// Rows of bytes: each key row and each value row of a token is stored as 8-bit integers with one float scale beside them.
-/// A storage type of caches, named as their `Element`; no view has it. See cache/int8_rows.hpp for its accuracy.
+/// Rows of bytes: each key row and each value row of a token is stored as 8-bit integers with one float scale beside
+/// them. A storage type of caches, named as their `Element`; no view has it. See cache/int8_rows.hpp for its accuracy.
 struct int8_rows {};
 
 /// The run-time name of an element type, carried by views; `i8` names int8_rows, which views cannot be made of.

@@ -10,15 +10,15 @@
 ///     values         [64][value_pitch]      n, signed; 0 from value_dim on
 ///     marks          one line of 64 bytes: its first word has bit l set where the value row of lane l is NaN
 ///
-/// Four numbers of a key lie side by side, unsigned: what an instruction takes that multiplies bytes with signed bytes and
-/// adds four products. Scales stay outside of the sums: those of keys are multiplied into the scores, those of values into
-/// the weights.
+/// Four numbers of a key lie side by side, unsigned: what an instruction takes that multiplies bytes with signed bytes
+/// and adds four products. Scales stay outside of the sums: those of keys are multiplied into the scores, those of
+/// values into the weights.
 ///
-/// The error of a number is at most half a scale, 1/254 of the largest of its row. Zeros are exact; numbers as large as the
-/// largest of their row are off by one unit in the last place at most, where the scale is a normal number (the largest at
-/// least 1.5e-36). A row whose largest number is below 127 · 2^-150 reads as zeros. A row that holds a NaN or an infinity
-/// has no range: its scale is NaN, and all of it reads as NaN; no other row is touched. What is stored depends on the row
-/// alone.
+/// The error of a number is at most half a scale, 1/254 of the largest of its row. Zeros are exact; numbers as large as
+/// the largest of their row are off by one unit in the last place at most, where the scale is a normal number (the
+/// largest at least 1.5e-36). A row whose largest number is below 127 · 2^-150 reads as zeros. A row that holds a NaN
+/// or an infinity has no range: its scale is NaN, and all of it reads as NaN; no other row is touched. What is stored
+/// depends on the row alone.
 #include <sash/cache/block.hpp>
 
 SASH_KERNELS_BEGIN

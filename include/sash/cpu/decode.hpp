@@ -10,9 +10,9 @@
 ///     P[row][key]  = 2^(S[row][key] - m[row])
 ///     O[row][col] += Σ_key  P[row][key] · V[key][col]        lanes: columns
 ///
-/// Keys and values stored as bytes with a scale for each row stay bytes until they are multiplied: S is multiplied by the
-/// key's scale, P by the value's. Where the machine has dot products of bytes, such a query is written in base 256, and the
-/// first sum is made of exact integer dot products, one for each digit.
+/// Keys and values stored as bytes with a scale for each row stay bytes until they are multiplied: S is multiplied by
+/// the key's scale, P by the value's. Where the machine has dot products of bytes, such a query is written in base 256,
+/// and the first sum is made of exact integer dot products, one for each digit.
 ///
 /// The largest score and the sum of weights are kept lane by lane and put together in `settle`; the stale maximum m is
 /// raised when a score exceeds it by 2^8.
@@ -24,6 +24,7 @@ namespace sash::cpu {
 
 /// A query that meets keys of bytes is written as an integer of so many signed digits in base 256.
 inline constexpr int query_digits = 3;
+inline constexpr int64 most_dims_in_digits = 1 << 16;  // sums of products of bytes stay below 2^31
 
 template <class Build>
 struct decode_rows {
@@ -76,16 +77,17 @@ private:
     }
 };
 
-/// Writes one query row in digits:  q[d] ≈ unit · Σ_i 256^i · digit[i][d],  to nearest. The unit is a power of two such that
-/// 22 bits hold the largest number of the row: the error is at most 2^-22 of it, what sums of floats have anyway. A row
-/// that is not finite has the unit NaN.
+/// Writes one query row in digits:  q[d] ≈ unit · Σ_i 256^i · digit[i][d],  to nearest. The unit is a power of two such
+/// that 22 bits hold the largest number of the row: the error is at most 2^-22 of it, what sums of floats have anyway.
+/// A row that is not finite has the unit NaN.
 template <class Build>
 void write_digits(const float* q, int64 dim, int64 pitch, std::int8_t* digits, float& unit, std::int32_t* excess) {
     constexpr int64 width = lanes<Build>;
     constexpr int bits = 8 * query_digits - 3;
     const float largest = detail::largest_magnitude<Build>(q, dim);
     const int exponent = static_cast<int>(std::bit_cast<std::uint32_t>(largest) >> 23);
-    const int counted = exponent < 32 ? 32 : exponent;  // below, nothing is seen of it, and the inverse would be infinite
+    const int counted =
+        exponent < 32 ? 32 : exponent;  // below, nothing is seen of it, and the inverse would be infinite
     const bool finite = exponent < 255;
     unit = std::bit_cast<float>(finite ? (counted - bits) << 23 : 0x7fc00000);
     const floats inverse(std::bit_cast<float>((254 - counted + bits) << 23));
@@ -237,8 +239,8 @@ void score(const decode_rows<Build>& t, int row, const float* query, const std::
     }
 }
 
-/// The scores of rows [row, row + Rows) from bytes: one dot product for each digit of the queries, put together in floats.
-/// All dimensions at once.
+/// The scores of rows [row, row + Rows) from bytes: one dot product for each digit of the queries, put together in
+/// floats. All dimensions at once.
 template <class Build, class Element, int Rows>
 void score_digits(const decode_rows<Build>& t, int row, int frame, const std::byte* block, int first, int last,
                   prefetcher soon) {
@@ -265,6 +267,7 @@ void score_digits(const decode_rows<Build>& t, int row, int frame, const std::by
 #pragma GCC unroll 16
                 for (int w = 0; w < wide; ++w) sum[r][w] = integers(-t.excess[index[r] * query_digits + i]);
             for (int64 d = 0; d < pitch; d += 4) {
+                // Only the first digit's keys come from afar: what it would ask for is spread over all of them.
                 soon.step<(span * 4 + query_digits - 1) / query_digits>();
                 integers key[wide];
 #pragma GCC unroll 16
@@ -404,8 +407,8 @@ SASH_INLINE float exp2_of(float x) {
     return lane[0];
 }
 
-/// Scores of one row -> weights; unseen lanes become exactly 0. `scales`, or null: what the weight of each lane is times,
-/// after it has joined the sum; of unseen lanes they may be anything.
+/// Scores of one row -> weights; unseen lanes become exactly 0. `scales`, or null: what the weight of each lane is
+/// times, after it has joined the sum; of unseen lanes they may be anything.
 template <class Build>
 void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen, const float* scales) {
     constexpr int count = static_cast<int>(block_tokens) / lanes<Build>;
@@ -450,6 +453,27 @@ SASH_INLINE void in_groups(int rows, const F& f) {
     }
 }
 
+/// Q·K of all rows, for lanes [first, last).
+template <class Build, class Element>
+void score_rows(const decode_rows<Build>& t, const key_tile& tile, int frame, int first, int last) {
+    using storage = codec<Element>;
+    const int64 block_bytes = storage::key_bytes(t.key_dim) + storage::value_bytes(t.value_dim);
+    if constexpr (storage::has_scales && has_byte_dots<Build>)
+        if (t.key_dim <= most_dims_in_digits)
+            return in_groups<Build>(t.rows, [&](auto rows, int row) {
+                score_digits<Build, Element, decltype(rows)::value>(t, row, frame, tile.block, first, last,
+                                                                    prefetcher(tile, block_bytes, 0));
+            });
+    const float* query = t.query + frame * t.rows * t.key_dim;
+    for (int64 d = 0; d < t.key_dim; d += piece_dims) {
+        const prefetcher soon(tile, block_bytes, storage::key_bytes(d));
+        in_groups<Build>(t.rows, [&](auto rows, int row) {
+            score<Build, Element, decltype(rows)::value>(t, row, query, tile.block, d,
+                                                         detail::smaller(d + piece_dims, t.key_dim), first, last, soon);
+        });
+    }
+}
+
 }  // namespace decode
 
 /// The rows read a key tile: scores, softmax, weighted values.
@@ -461,23 +485,8 @@ void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit
     if (seen == 0) return;
     const int first = std::countr_zero(seen), last = 64 - std::countl_zero(seen);
 
-    const float* query = t.query + visit.frame * t.rows * t.key_dim;
     const int64 key_bytes = storage::key_bytes(t.key_dim), block_bytes = key_bytes + storage::value_bytes(t.value_dim);
-    if constexpr (storage::has_scales && has_byte_dots<Build>) {
-        const decode::prefetcher soon(tile, block_bytes, 0);
-        decode::in_groups<Build>(t.rows, [&](auto rows, int row) {
-            decode::score_digits<Build, Element, decltype(rows)::value>(t, row, visit.frame, tile.block, first, last,
-                                                                        soon);
-        });
-    } else
-        for (int64 d = 0; d < t.key_dim; d += decode::piece_dims) {
-            const decode::prefetcher soon(tile, block_bytes, storage::key_bytes(d));
-            decode::in_groups<Build>(t.rows, [&](auto rows, int row) {
-                decode::score<Build, Element, decltype(rows)::value>(t, row, query, tile.block, d,
-                                                                     detail::smaller(d + decode::piece_dims, t.key_dim),
-                                                                     first, last, soon);
-            });
-        }
+    decode::score_rows<Build, Element>(t, tile, visit.frame, first, last);
 
     constexpr int vector = lanes<Build>;
     if (!stage.empty()) decode::apply(stage, t, visit, first / vector * vector, (last + vector - 1) / vector * vector);

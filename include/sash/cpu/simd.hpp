@@ -209,6 +209,17 @@ SASH_INLINE float sum_of_lanes(floats x) {
     return lane[0];
 }
 
+/// Lane i is the sum of the lanes of x[i]; as many x as a register has lanes.
+SASH_INLINE floats sums_of_lanes(const floats* x) {
+#if XSIMD_VERSION_MAJOR < 14
+    return xsimd::haddp(x);
+#else
+    alignas(64) float sum[floats::size];
+    for (std::size_t i = 0; i < floats::size; ++i) sum[i] = sum_of_lanes(x[i]);
+    return floats::load_aligned(sum);
+#endif
+}
+
 /// Largest of the lanes; none may be NaN.
 SASH_INLINE float maximum_of_lanes(floats x) {
     alignas(64) float lane[floats::size];
@@ -321,7 +332,8 @@ SASH_INLINE integers round_to_bfloat16(floats x) {
 SASH_INLINE integers rounded_bfloat16(floats x) {
     const integers bits = as_integers(x), magnitude = bits & integers(0x7fffffff);
     const integers rounded = bits + integers(0x7fff) + ((bits >> 16) & integers(1));
-    return xsimd::select(magnitude > integers(0x7f800000), bits | integers(0x400000), rounded);
+    const lane_mask nan = as_float_mask(magnitude > integers(0x7f800000));
+    return as_integers(select(nan, as_floats(bits | integers(0x400000)), as_floats(rounded)));
 }
 
 SASH_INLINE void store(bfloat16* p, floats x) {

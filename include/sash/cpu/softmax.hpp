@@ -47,7 +47,14 @@ struct softmax_plan {
     int64 work = 0;  // multiply-adds at most
 };
 
-inline constexpr int64 default_piece = 512;        // keys; 512 KiB of K and V at 128 dims in fp32
+/// Keys of a piece, where the caller does not say: about 1 MiB of K and V, so that what a task costs beside its keys is
+/// little. A tile of queries costs more to begin and to merge.
+SASH_INLINE int64 usual_piece(const detail::block_store& store, bool decodes) {
+    int64 keys = decodes ? 512 : 2048;
+    while (keys < 4096 && 2 * keys / block_tokens * store.block_bytes <= (int64{9} << 17)) keys *= 2;
+    return keys;
+}
+
 inline constexpr int64 most_tiles_that_split = 4;  // with more tiles of queries a KV head, there are tasks enough
 
 /// A single token goes to the decode kernel, unless so many heads share its keys that the prefill kernel's lanes fill.
@@ -93,7 +100,8 @@ void plan_job(softmax_plan& plan, arena& memory, const softmax_job<P>& job, int6
     if (rows == 0) return;
     const int64 height = decodes<Build>(job) ? rows : query_tile<Build>::capacity;
     const int64 tiles = (rows + height - 1) / height;
-    const int64 piece = tiles > most_tiles_that_split ? detail::far_away : key_piece > 0 ? key_piece : default_piece;
+    const int64 usual = usual_piece(*job.store, decodes<Build>(job));
+    const int64 piece = tiles > most_tiles_that_split ? detail::far_away : key_piece > 0 ? key_piece : usual;
     for (int64 head = 0; head < job.store->heads; ++head)
         for (int64 t = tiles - 1; t >= 0; --t)
             plan_tile<Build>(plan, memory, job,

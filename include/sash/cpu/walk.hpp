@@ -152,9 +152,11 @@ SASH_INLINE std::uint64_t seen_lanes(const P& p, int64 query, int64 kv_head, int
 }
 
 /// Calls f(tile, lane_zero) for those of the keys [first, last) of one KV head that are held, block by block. (All are, but
-/// where a window has just been widened.) Lane 0 of the tile would stand at position lane_zero.
+/// where a window has just been widened.) Lane 0 of the tile would stand at position lane_zero. `after` is what will be
+/// read when all of them are done: a hint.
 template <class Build, class F>
-SASH_INLINE void for_each_tile(const detail::block_store& store, int64 head, int64 first, int64 last, F&& f) {
+SASH_INLINE void for_each_tile(const detail::block_store& store, int64 head, int64 first, int64 last,
+                               const std::byte* after, F&& f) {
     first = detail::next_held(store, first);
     detail::token_place at{};
     if (first < last) at = detail::locate<Build>(store, head, first);
@@ -164,7 +166,7 @@ SASH_INLINE void for_each_tile(const detail::block_store& store, int64 head, int
         detail::token_place following{};
         if (next < last) following = detail::locate<Build>(store, head, next);
         key_tile tile{at.block, static_cast<std::int32_t>(at.lane), static_cast<std::int32_t>(at.lane + count),
-                      following.block};
+                      next < last ? following.block : after};
         f(tile, first - at.lane);
         first = next;
         at = following;
@@ -241,7 +243,8 @@ void absorb_interval(const softmax_job<P>& job, const softmax_task& task, query_
                      const score_stage& stage, key_interval keys) {
     const key_interval queries{job.first_query + task.first_row / job.group,
                                job.first_query + (task.first_row + task.rows - 1) / job.group + 1};
-    for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, [&](const key_tile& tile, int64 lane_zero) {
+    for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, nullptr, [&](const key_tile& tile,
+                                                                                    int64 lane_zero) {
         tile_visit visit;
         visit.frame = keys.frame;
         if (!ask::whole(*job.policy, queries, {lane_zero + tile.first, lane_zero + tile.last, keys.frame}, task.head)) {
@@ -374,6 +377,18 @@ void pack_decode_frame(const softmax_job<P>& job, const softmax_task& task, deco
     prepare<Build, Element>(s.rows, frame);
 }
 
+/// Where the next task will most likely begin to read: at position `next` of this head, or, where its interval ends there,
+/// at the beginning of the interval in the next head.
+template <class Build>
+const std::byte* block_after(const detail::block_store& store, int64 head, const key_interval& keys, int64 next) {
+    if (next >= detail::smaller(keys.last, store.length)) {
+        ++head;
+        next = keys.first;
+    }
+    next = detail::next_held(store, next);
+    return head < store.heads && next < store.length ? detail::locate<Build>(store, head, next).block : nullptr;
+}
+
 /// All query heads of one KV head, one token: rows are read where one query is, at job.first_query.
 template <class Build, class Element, class P>
 void attend_one(const softmax_job<P>& job, const softmax_task& task, decode_scratch<Build>& s) {
@@ -390,7 +405,9 @@ void attend_one(const softmax_job<P>& job, const softmax_task& task, decode_scra
         if (keys.first >= keys.last) continue;
         if (!(packed >> keys.frame & 1u)) pack_decode_frame<Build, Element>(job, task, s, keys.frame, factor);
         packed |= 1u << keys.frame;
-        for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, [&](const key_tile& tile, int64 lane_zero) {
+        const std::byte* after = block_after<Build>(*job.store, task.head, i, keys.last);
+        for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, after, [&](const key_tile& tile,
+                                                                                      int64 lane_zero) {
             tile_visit visit;
             visit.frame = keys.frame;
             std::uint64_t bits = 0;
