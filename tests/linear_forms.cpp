@@ -168,26 +168,34 @@ const shape many_readers{.heads = 7, .kv_heads = 1, .key_dim = 5, .value_dim = 1
 
 // ----------------------------------------------------------------------------------------------------------------- R22
 
-TEST_CASE("R22: every decay with every update is its equation, in one call and in any cut, to the bit") {
+TEST_CASE("R22: every decay with every update is its equation, by chunks, by the recurrence, and in any cut") {
     const unsigned seed = GENERATE(501u, 502u);
     std::mt19937 random(seed);
     for (const shape& dims : {grouped, grouped_values, gates_of_queries, many_readers})
         for_each_form([&]<class P>(const form<P>& f) {
-            const text x(random, dims, 27 + random() % 8);
+            const text x(random, dims, 57 + random() % 17);
             CAPTURE(seed, f.name, x.tokens, dims.heads);
             const P policy = f.make(x);
             const doubles expected = oracle{x, f.say}.rows();
-            kv_cache<P> one(policy, dims);
-            floats whole = unwritten(x);
+            kv_cache<P> one(policy, dims), serially(policy, dims, {}, {.rollback_slack = 1});
+            floats whole = unwritten(x), by_recurrence = unwritten(x);
             feed(one, x, 0, x.tokens, whole);
+            feed(serially, x, 0, x.tokens, by_recurrence);
             CHECK(far_apart(whole, expected, 1e-5) == "");
+            CHECK(far_apart(by_recurrence, expected, 1e-5) == "");
+            CHECK_FALSE(same_bits(whole, by_recurrence));  // these are two kernels
             for (const positions& cut : {positions(at(x.tokens), 1), random_cut(random, x.tokens)}) {
-                kv_cache<P> parts(policy, dims);
-                floats out = unwritten(x);
+                kv_cache<P> parts(policy, dims), serial_parts(policy, dims, {}, {.rollback_slack = 1});
+                floats out = unwritten(x), serial_out = unwritten(x);
                 feed(parts, x, 0, cut, out);
-                CHECK(same_bits(out, whole));
+                feed(serial_parts, x, 0, cut, serial_out);
+                CHECK(far_apart(out, expected, 1e-5) == "");
+                CHECK(same_bits(serial_out, by_recurrence));
             }
-            floats stateless = unwritten(x);
+            kv_cache<P> in_chunks(policy, dims);
+            floats out = unwritten(x), stateless = unwritten(x);
+            feed(in_chunks, x, 0, {16, 32, x.tokens - 48}, out);
+            CHECK(same_bits(out, whole));  // no chunk is cut
             attend(policy, x.slice<P>(0, x.tokens), x.rows(stateless, 0, x.tokens));
             CHECK(same_bits(stateless, whole));
         });
@@ -211,14 +219,14 @@ TEST_CASE("R22: the reference: quadratic form = recurrence = the equations") {
 TEST_CASE("R22: an append without rows writes the same state; a read finds it, without a bonus") {
     std::mt19937 random(504);
     for_each_form([&]<class P>(const form<P>& f) {
-        const text x(random, grouped, 19);
+        const text x(random, grouped, 45);
         CAPTURE(f.name);
         const P policy = f.make(x);
         kv_cache<P> attended(policy, x.dims), appended(policy, x.dims);
         floats out = unwritten(x);
-        feed(attended, x, 0, x.tokens, out);
-        int64 first = 0;
-        for (const int64 n : random_cut(random, x.tokens)) append(x.slice<P>(first, n), appended), first += n;
+        feed(attended, x, 0, {34, 1, 10}, out);
+        for (const auto& [first, n] : {std::pair{0, 34}, std::pair{34, 1}, std::pair{35, 10}})
+            append(x.slice<P>(first, n), appended);
         CHECK((attended.save() == appended.save()));
         floats row(x.row());
         read(x.view(x.q, x.dims.query_heads, x.features, x.tokens - 1, 1), appended,
@@ -234,7 +242,7 @@ TEST_CASE("R23: what follows changes no bit of what came before, in any form") {
     std::mt19937 random(505);
     for_each_form([&]<class P>(const form<P>& f) {
         const text x(random, grouped, 30);
-        text other(random, grouped, 30);
+        text other(random, grouped, 30);  // the first chunk whole, the second one not
         const auto keep = [&](floats& to, const floats& from) {
             const std::size_t past = from.size() * 17 / 30;
             std::copy_n(from.begin(), past, to.begin());
@@ -270,6 +278,27 @@ TEST_CASE("R23: a token of zeros with a gate of 0 changes no state") {
     });
 }
 
+TEST_CASE("R23: within a chunk, too, a NaN reaches its own token and later ones, and its own state, only") {
+    std::mt19937 random(516);
+    for_each_form([&]<class P>(const form<P>& f) {
+        const text x(random, grouped, 32);
+        text bad = x;
+        bad.v[at((21 * x.dims.value_heads + 1) * x.dims.value_dim + 5)] = std::numeric_limits<float>::quiet_NaN();
+        kv_cache<P> left(f.make(x), x.dims), right(f.make(x), x.dims);
+        floats a = unwritten(x), b = unwritten(x);
+        feed(left, x, 0, 32, a);
+        feed(right, bad, 0, 32, b);
+        CAPTURE(f.name);
+        bool as_said = true;
+        for (std::size_t i = 0; i < a.size(); ++i) {
+            const std::size_t column = i % 37, head = i / 37 % 6, token = i / x.row();
+            const bool is_hit = token >= 21 && head / 2 == 1 && column == 5;
+            as_said = as_said && (is_hit ? std::isnan(b[i]) : std::memcmp(&a[i], &b[i], sizeof(float)) == 0);
+        }
+        CHECK(as_said);
+    });
+}
+
 // ----------------------------------------------------------------------------------------------------------------- R24
 
 TEST_CASE("R24: gates of 0 to -60 a step, and of exactly 0 throughout") {
@@ -279,10 +308,13 @@ TEST_CASE("R24: gates of 0 to -60 a step, and of exactly 0 throughout") {
         const text x(random, grouped, 77, strength);
         CAPTURE(f.name, int(strength));
         const P policy = f.make(x);
-        kv_cache<P> cache(policy, x.dims);
-        floats out = unwritten(x);
-        feed(cache, x, 0, random_cut(random, x.tokens), out);
-        CHECK(far_apart(out, oracle{x, f.say}.rows(), 5e-5) == "");
+        const doubles expected = oracle{x, f.say}.rows();
+        for (const positions& cut : {positions{77}, random_cut(random, x.tokens)}) {
+            kv_cache<P> cache(policy, x.dims);
+            floats out = unwritten(x);
+            feed(cache, x, 0, cut, out);
+            CHECK(far_apart(out, expected, 5e-5) == "");
+        }
     });
 }
 
@@ -291,14 +323,14 @@ TEST_CASE("R24: a gate of minus infinity forgets everything, one feature or all"
     const float endless = std::numeric_limits<float>::infinity();
     for_each_form([&]<class P>(const form<P>& f) {
         if (f.say.decay != words::head && f.say.decay != words::channel) return;
-        text x(random, grouped, 9);
+        text x(random, grouped, 33);
         for (int64 h = 0; h < x.dims.gate_heads; ++h) {
             x.g[at(5 * x.dims.gate_heads + h)] = -endless;
             x.channel_g[at((5 * x.dims.gate_heads + h) * x.features + 3)] = -endless;
         }
         kv_cache<P> cache(f.make(x), x.dims);
         floats out = unwritten(x);
-        feed(cache, x, 0, 9, out);
+        feed(cache, x, 0, 33, out);
         CAPTURE(f.name);
         CHECK(far_apart(out, oracle{x, f.say}.rows(), 1e-5) == "");
     });

@@ -58,10 +58,11 @@ void check_padding(const layer<P>& l, const sash::shape& dims) {
     CHECK(zero);
 }
 
-// The same tokens in other cuts, by append and read, by one call: the same bits, rows and states.
+// The same tokens in other cuts, by append and read, by one call: the same bits, rows and states, where tokens may be
+// taken back, so that the recurrence alone is used.
 template <class P>
 void check_cuts(const P& policy, const sequence& s, std::mt19937& random) {
-    layer<P> one(policy, s.dims), cut(policy, s.dims), appended(policy, s.dims);
+    layer<P> one(policy, s.dims, 1), cut(policy, s.dims, 1), appended(policy, s.dims, 1);
     rows whole(s), parts(s);
     one.attend(s, 0, s.tokens, whole);
     int64 t = 0;

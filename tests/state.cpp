@@ -30,7 +30,7 @@ TEST_CASE("R25: rolling back is, to the bit, never having seen the tokens", "[st
     layer<gated> l({}, s.dims, slack);
     append_in_cuts(l, s, 0, tokens, random);
     rows whole(s), again(s), unseen(s);
-    layer<gated>({}, s.dims).attend(s, 0, tokens, whole);
+    layer<gated>({}, s.dims, slack).attend(s, 0, tokens, whole);
     for (int64 n = 0; n <= std::min(slack, tokens); ++n) {
         CAPTURE(seed, slack, tokens, n);
         REQUIRE(l.can_rollback(n));
@@ -121,7 +121,7 @@ TEST_CASE("R13: a copy is independent, history and all; reset is new", "[state]"
     CHECK(same_bits(fork.states(), at_fork));
     CHECK(fork.store().length == 30);
     fork.rollback(5);
-    layer<gated> never({}, s.dims);
+    layer<gated> never({}, s.dims, 5);
     never.append(s, 0, 25);
     CHECK(same_bits(fork.states(), never.states()));
 

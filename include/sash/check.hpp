@@ -113,6 +113,10 @@ void check_position(const call<P, E>& c, verb what, int64 tokens) {
             require<Build>(what == verb::append || ask::is_causal(c.cache->policy),
                            "a bidirectional policy takes append, then read: an append that also reads could not be cut "
                            "into parts");
+    } else if constexpr (hybrid_policy<P>) {
+        require<Build>(c.first_query == options::automatic || c.first_query >= length,
+                       "a hybrid cache is read from where it stands, at ", length, ", on; first_query is ",
+                       c.first_query);
     } else if constexpr (softmax_policy<P>) {
         if (c.first_query != options::automatic)
             check_first_query<Build>(c.cache->policy, c.cache->store, c.first_query, tokens);
@@ -120,10 +124,12 @@ void check_position(const call<P, E>& c, verb what, int64 tokens) {
         require<Build>(c.first_query == options::automatic || c.first_query == length,
                        "a recurrent cache is read where it stands, at ", length, "; first_query is ", c.first_query);
     }
-    if constexpr (requires { c.cache->policy.map; })
-        require<Build>(tokens <= ask::map_positions(c.cache->policy.map) - length, "the cache has seen ", length,
-                       " tokens, ", tokens, " more are past the ", ask::map_positions(c.cache->policy.map),
-                       " positions of its feature map");
+    const auto check_map = [&](const auto& map) {
+        require<Build>(tokens <= ask::map_positions(map) - length, "the cache has seen ", length, " tokens, ", tokens,
+                       " more are past the ", ask::map_positions(map), " positions of its feature map");
+    };
+    if constexpr (recurrent_policy<P>) check_map(c.cache->policy.map);
+    if constexpr (hybrid_policy<P>) check_map(c.cache->policy.linear.map);
 }
 
 /// Would the tokens exceed a hard capacity? Counts what is held afterwards.
@@ -152,6 +158,9 @@ void check_call(const call<P, E>& c, verb what) {
         check_lse<Build>(c.lse, tokens, dims.heads);
         if constexpr (recurrent_policy<P>)
             require<Build>(c.lse.empty() || P::has_normaliser, "this policy has no normaliser, so there is no lse");
+        if constexpr (hybrid_policy<P>)
+            require<Build>(c.lse.empty() || P::has_lse,
+                           "the rows of this hybrid are no sums of exponentials, so there is no lse");
     }
     check_position<Build>(c, what, tokens);
     if (what != verb::read) check_capacity<Build>(*c.cache, tokens);

@@ -432,7 +432,13 @@ struct rebased {
     }
 
 private:
-    /// y is at hand number by number: with a row of its own the map would need scratch.
+    /// y_a; at hand number by number: with a row of its own the map would need scratch.
+    template <class N>
+    SASH_INLINE static constexpr N learned(std::span<const float> gamma, std::span<const float> beta, N normalised,
+                                           int64 a) {
+        const auto i = static_cast<std::size_t>(a);
+        return normalised * (gamma.empty() ? N(1) : N(gamma[i])) + (beta.empty() ? N(0) : N(beta[i]));
+    }
     template <class N>
     SASH_INLINE constexpr void squares(std::span<const float> gamma, std::span<const float> beta, const N* x, int64 dim,
                                        N* phi) const {
@@ -443,14 +449,13 @@ private:
             for (int64 a = 0; a < dim; ++a) variance += (x[a] - mean) * (x[a] - mean) / N(dim);
             deviation = std::sqrt(variance + N(epsilon));
         }
-        const auto y = [&](int64 a) {
-            const auto i = static_cast<std::size_t>(a);
-            return (x[a] - mean) / deviation * (gamma.empty() ? N(1) : N(gamma[i])) +
-                   (beta.empty() ? N(0) : N(beta[i]));
-        };
-        for (int64 a = 0; a < dim; ++a) *phi++ = y(a) * y(a) / std::sqrt(N(dim));
-        for (int64 a = 0; a < dim; ++a)
-            for (int64 b = a + 1; b < dim; ++b) *phi++ = std::sqrt(N(2) / N(dim)) * y(a) * y(b);
+        N* mixed = phi + dim;
+        for (int64 a = 0; a < dim; ++a) {
+            const N y = learned(gamma, beta, N((x[a] - mean) / deviation), a);
+            phi[a] = y * y / std::sqrt(N(dim));
+            for (int64 b = a + 1; b < dim; ++b)
+                *mixed++ = std::sqrt(N(2) / N(dim)) * y * learned(gamma, beta, N((x[b] - mean) / deviation), b);
+        }
     }
 };
 

@@ -27,27 +27,35 @@ namespace detail {
 inline constexpr std::size_t cache_line = 64;
 inline constexpr std::size_t huge_page = std::size_t{1} << 21;
 
-/// The alignment a piece of this size is asked with.
-SASH_INLINE constexpr std::size_t alignment_for([[maybe_unused]] std::size_t bytes) {
-#if defined(__linux__)
-    if (bytes >= huge_page) return huge_page;
-#endif
-    return cache_line;
+/// The alignment a source of the caller's is asked with; sizes are multiples of it. (Whole huge pages: where one does not
+/// fill two of them, they would waste too much.)
+SASH_INLINE constexpr std::size_t alignment_for(std::size_t bytes) {
+    return bytes >= 2 * huge_page ? huge_page : cache_line;
+}
+SASH_INLINE constexpr std::size_t rounded_size(std::size_t bytes) {
+    const std::size_t alignment = alignment_for(bytes);
+    return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/// What is asked for in place of `bytes`: whole lines, whole small pages where huge ones are wanted. (Not whole huge ones:
-/// a little over one would cost two.)
-SASH_INLINE constexpr std::size_t rounded_size(std::size_t bytes) {
-    const std::size_t unit = alignment_for(bytes) == huge_page ? 4096 : cache_line;
-    return (bytes + unit - 1) / unit * unit;
+/// Memory from the system; null when there is none.
+template <class Build>
+void* allocate_from_system(std::size_t bytes) {
+#if defined(__linux__)
+    if (bytes >= huge_page) {
+        void* memory = nullptr;
+        if (posix_memalign(&memory, huge_page, bytes) != 0) return nullptr;
+        madvise(memory, bytes, MADV_HUGEPAGE);  // advice: failure is harmless
+        return memory;
+    }
+#endif
+    return std::aligned_alloc(cache_line, (bytes + cache_line - 1) / cache_line * cache_line);
 }
 
 /// Uninitialised memory of at least `bytes` bytes; throws std::bad_alloc (or calls on_error) when there is none.
 template <class Build>
 void* allocate(const memory_source& source, std::size_t bytes) {
-    const std::size_t alignment = alignment_for(bytes), rounded = rounded_size(bytes);
-    void* memory =
-        source.allocate ? source.allocate(source.context, rounded, alignment) : std::aligned_alloc(alignment, rounded);
+    void* memory = source.allocate ? source.allocate(source.context, rounded_size(bytes), alignment_for(bytes))
+                                   : allocate_from_system<Build>(bytes);
     if (memory == nullptr) {
 #if defined(__cpp_exceptions)
         throw std::bad_alloc();
@@ -55,10 +63,6 @@ void* allocate(const memory_source& source, std::size_t bytes) {
         on_error("sash: out of memory");
 #endif
     }
-#if defined(__linux__)
-    if (!source.allocate && alignment == huge_page)
-        madvise(memory, rounded, MADV_HUGEPAGE);  // advice: failure is harmless
-#endif
     return memory;
 }
 

@@ -2,8 +2,7 @@
 /// \file
 /// From a call to its tasks: check, make room, plan, run. Everything that can fail happens before the first token is stored.
 #include <sash/check.hpp>
-#include <sash/cpu/recurrent.hpp>
-#include <sash/cpu/softmax.hpp>
+#include <sash/cpu/hybrid.hpp>
 #include <sash/full.hpp>
 
 namespace sash::detail {
@@ -35,9 +34,9 @@ cpu::softmax_sequence<P> sequence_of(const call<P, E>& c, verb what, bool finish
     return s;
 }
 
-/// Recurrent policies need no list of sequences; any policy names the (unused) type.
+/// Recurrent policies and hybrids need no list of sequences; any policy names the (unused) type.
 template <class P>
-using store_policy = std::conditional_t<softmax_policy<P>, P, full>;
+using store_policy = std::conditional_t<softmax_policy<P> && !hybrid_policy<P>, P, full>;
 
 /// Where a call works: its workspace, of which a list at the beginning (of a batch) is in use already.
 struct workplace {
@@ -145,22 +144,67 @@ void perform_recurrent(const call<P, E>* calls, int64 count, verb what, const ru
     if (at.listed > 0) calls = reinterpret_cast<const call<P, E>*>(at.memory->grow(0));
     for (int64 j = 0; j < count; ++j) ensure_states<Build>(calls[j].cache->store);
     const recurrent_plan plan = plan_recurrent<Build>({memory}, calls, count, what, run);
-    int64 work = 0;
+    int64 work = 0, most_tokens = 0;
     plan.first_task[0] = 0;
     for (int64 j = 0; j < count; ++j) {
         const state_store& s = calls[j].cache->store;
         plan.first_task[j + 1] = plan.first_task[j] + s.states;
-        work += tokens_in<P>(*calls[j].tokens, what) * s.states * s.state_floats;
+        const int64 tokens = tokens_in<P>(*calls[j].tokens, what);
+        work += tokens * s.states * s.state_floats;
+        most_tokens = larger(most_tokens, tokens);
     }
     const int64 workers = work < 1 << 16 ? 1 : plan.workers;
-    run_tasks<Build>(run, plan.first_task[count], plan.scratch, plan.scratch_bytes, workers,
-                     [&](int64 i, std::byte* mine) {
-                         const int64 j = list_of(plan.first_task, count, i);
-                         cpu::recurrent<Build>(calls[j].cache->policy, calls[j].cache->dims, calls[j].cache->store,
-                                               plan.calls[j], i - plan.first_task[j], reinterpret_cast<float*>(mine));
-                     });
+    for (int64 round = 0; round == 0 || cpu::end_of_round(round - 1, cpu::chunk_tokens - 1) < most_tokens; ++round) {
+        for (int64 j = 0; j < count; ++j) {
+            plan.calls[j].first = round == 0 ? 0 : plan.calls[j].last;
+            plan.calls[j].last = cpu::end_of_round(round, calls[j].cache->store.length);
+        }
+        run_tasks<Build>(run, plan.first_task[count], plan.scratch, plan.scratch_bytes, workers,
+                         [&](int64 i, std::byte* mine) {
+                             const int64 j = list_of(plan.first_task, count, i);
+                             cpu::recurrent<Build>(calls[j].cache->policy, calls[j].cache->dims,
+                                                   calls[j].cache->store, plan.calls[j], i - plan.first_task[j],
+                                                   reinterpret_cast<float*>(mine));
+                         });
+    }
     if (what != verb::read)
         for (int64 j = 0; j < count; ++j) calls[j].cache->store.length += tokens_in<P>(*calls[j].tokens, what);
+}
+
+// --------------------------------------------------------------------------------------------------------- hybrid policies
+
+template <class Build, class P, class E>
+cpu::hybrid_sequence<P> hybrid_sequence_of(const call<P, E>& c, verb what, const options& how) {
+    cpu::hybrid_sequence<P> s;
+    s.policy = &c.cache->policy;
+    s.dims = &c.cache->dims;
+    s.scores = &c.cache->scores;
+    s.store = &c.cache->store;
+    s.in = c.tokens;
+    s.out = c.out;
+    s.lse = c.lse.empty() ? nullptr : c.lse.data();
+    s.first_query = c.first_query == options::automatic ? c.cache->store.length : c.first_query;
+    s.reads = what != verb::append;
+    s.writes = what != verb::read;
+    s.finish = how.finish;
+    return s;
+}
+
+/// Sequences of a batch one after the other; each fills the machine by itself.
+template <class Build, class P, class E>
+void perform_hybrids(const call<P, E>* calls, int64 count, verb what, const options& how, const runner& run,
+                     workplace at) {
+    int64 bytes = 0;
+    for (int64 j = 0; j < count; ++j) {
+        const cpu::hybrid_sequence<P> s = hybrid_sequence_of<Build>(calls[j], what, how);
+        if (what != verb::read) make_room<Build>(*s.store, *s.policy, s.tokens(), s.piece());
+        ensure_states<Build>(s.store->states);
+        bytes = larger(bytes, cpu::hybrid_workspace<Build, E>(s, how.key_piece, run));
+    }
+    std::byte* memory = at.grow(bytes);
+    if (at.listed > 0) calls = reinterpret_cast<const call<P, E>*>(at.memory->grow(0));
+    for (int64 j = 0; j < count; ++j)
+        cpu::perform_hybrid<Build, E>(hybrid_sequence_of<Build>(calls[j], what, how), how.key_piece, run, memory);
 }
 
 // -------------------------------------------------------------------------------------------------------------- the one way in
@@ -184,7 +228,10 @@ std::size_t count_workspace(const cache_data<P, E>& c, int64 tokens, const optio
     tokens_of<P> in = query_alone<P>({});
     in.query.tokens = in.key.tokens = in.value.tokens = tokens;
     const call<P, E> imagined{&in, const_cast<cache_data<P, E>*>(&c), {}, {}, options::automatic};
-    if constexpr (softmax_policy<P>) {
+    if constexpr (hybrid_policy<P>) {
+        return static_cast<std::size_t>(cpu::hybrid_workspace<Build, E>(
+            hybrid_sequence_of<Build>(imagined, verb::attend, how), how.key_piece, run));
+    } else if constexpr (softmax_policy<P>) {
         cpu::softmax_sequence<P> s = sequence_of<Build>(imagined, verb::attend, how.finish);
         return static_cast<std::size_t>(cpu::workspace_for<Build, E>(&s, 1, how.key_piece, run));
     } else {
@@ -203,7 +250,9 @@ void perform_one(const typename Cache::tokens& tokens, Cache& cache, output out,
     workspace local(0, data.options.memory);
     const workplace at{workspace_of(how, data, what, local)};
     const runner run = runner_of<Build>(how);
-    if constexpr (softmax_policy<P>) {
+    if constexpr (hybrid_policy<P>) {
+        perform_hybrids<Build>(&c, 1, what, how, run, at);
+    } else if constexpr (softmax_policy<P>) {
         cpu::softmax_sequence<P> sequence;
         perform_softmax<Build>(&c, 1, what, how, run, at, &sequence);
     } else {
@@ -260,7 +309,9 @@ void perform_requests(request<Cache>* requests, int64 count, const options& how)
         check_call<Build>(calls[i], verb::attend);
     }
     const runner run = runner_of<Build>(how);
-    if constexpr (softmax_policy<P>)
+    if constexpr (hybrid_policy<P>)
+        perform_hybrids<Build>(calls, count, verb::attend, how, run, at);
+    else if constexpr (softmax_policy<P>)
         perform_softmax<Build>(calls, count, verb::attend, how, run, at, sequences);
     else
         perform_recurrent<Build>(calls, count, verb::attend, run, at);
@@ -319,7 +370,7 @@ void perform_stateless(const P& policy, const shape& dims, const tokens_of<P>& i
     cpu::perform<Build, float>(&s, 1, how.key_piece, run, memory + block_bytes);
 }
 
-/// A recurrent policy without a cache: the states live for the call.
+/// A policy with states without a cache: they live for the call.
 template <class Build, class P>
 void perform_stateless_recurrent(const P& policy, const shape& dims, tokens_of<P> in, output out, const options& how,
                                  const score& scores) {
@@ -355,6 +406,7 @@ void perform_without_cache(const P& policy, const tokens_of<P>& in, output out, 
                .value_heads = in.value.heads};
     for_each_gate(policy, in, dims.key_dim, [&](const char*, const input& x, int64) { dims.gate_heads = x.heads; });
     if constexpr (requires { policy.decay.heads; }) dims.gate_heads = policy.decay.heads;
+    if constexpr (requires { policy.linear.decay.heads; }) dims.gate_heads = policy.linear.decay.heads;
     dims = resolve<Build>(dims);
     check_extents<Build>("query", in.query, in.query.tokens, dims.query_heads, dims.key_dim);
     check_extents<Build>("key", in.key, in.key.tokens, dims.key_heads, dims.key_dim);
@@ -363,7 +415,7 @@ void perform_without_cache(const P& policy, const tokens_of<P>& in, output out, 
     check_written<Build>(out);
     check_lse<Build>(how.lse, in.query.tokens, dims.heads);
     require<Build>(how.key_piece >= 0, "key_piece is ", how.key_piece, ", must not be negative");
-    if constexpr (softmax_policy<P>)
+    if constexpr (softmax_policy<P> && !hybrid_policy<P>)
         perform_stateless<Build>(policy, dims, in, out, how, scores);
     else
         perform_stateless_recurrent<Build>(policy, dims, in, out, how, scores);

@@ -118,6 +118,14 @@ concept recurrent_policy = std::is_trivially_copyable_v<P> && requires(const P& 
     { P::needs_decay } -> std::convertible_to<bool>;
 };
 
+/// A softmax policy with a recurrent one beside it: see hybrid.hpp.
+template <class P>
+concept hybrid_policy = softmax_policy<P> && requires(const P& p) {
+    p.window;
+    p.linear.features(int64{});
+    p.combine;
+};
+
 /// Anything that can stand as the first argument of a cache.
 template <class P>
 concept attention_policy = softmax_policy<P> || recurrent_policy<P>;

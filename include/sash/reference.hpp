@@ -13,6 +13,7 @@
 ///
 /// Linear attention is written here twice: without a state, in its quadratic form, a sum over keys too, with another
 /// weight; and as the recurrence that it is.
+#include <sash/hybrid.hpp>
 #include <sash/linear.hpp>
 #include <sash/policy.hpp>
 #include <sash/score.hpp>
@@ -559,6 +560,121 @@ template <class Build = build::here, recurrent_policy P>
 result attend(const P& policy, const shape& dims, const input& query, const input& key, const input& value,
               const score& options = {}, int64 first_query = -1) {
     return attend<Build>(policy, dims, query, key, value, input{}, options, first_query);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Hybrids
+
+/// One row of a hybrid that divides the tokens: sums over the keys that the window shows, and over the others up to i.
+struct hybrid_row {
+    vector window;           ///< sum exp(s_j - m) v_j
+    double mass = 0;         ///< sum exp(s_j - m)
+    double m = -infinity;    ///< max s_j
+    linear_row others = {};  ///< sum w_j v_j, sum w_j with w_j = phi(q)·phi(k_j)
+};
+
+/// A combined row and its log-sum-exp.
+struct combined {
+    vector out;
+    double lse = -infinity;
+};
+
+/// (wf sum exp(s - m) v + lf sum w v) / (wf sum exp(s - m) + lf sum w)
+SASH_INLINE combined combine(const shared_denominator& c, int64 head, const hybrid_row& row) {
+    double wf = 1;
+    if (!c.window_factors.empty())
+        wf = 1 / (1 + std::exp(-double{c.window_factors[c.window_factors.size() == 1 ? 0 : std::size_t(head)]}));
+    const double lf = c.affine ? 1 - wf : 1, mass = wf * row.mass + lf * row.others.denominator;
+    if (mass == 0) return {vector::Zero(row.window.size())};
+    return {(wf * row.window + lf * row.others.numerator) / mass};
+}
+/// (sum exp(s) v + sum w v) / (sum exp(s) + sum w)
+SASH_INLINE combined combine(const log_sum_exp&, int64, const hybrid_row& row) {
+    const double m = row.m == -infinity ? 0 : row.m, mass = row.mass + std::exp(-m) * row.others.denominator;
+    if (mass == 0) return {vector::Zero(row.window.size())};
+    return {(row.window + std::exp(-m) * row.others.numerator) / mass, m + std::log(mass)};
+}
+
+/// Everything that query t of head h, at position i, sees and does not see.
+template <class Build = build::here, hybrid_policy P>
+hybrid_row hybrid_row_of(const P& policy, const shape& s, const score& options, const vector& q, const matrix& k,
+                         const matrix& v, int64 h, int64 i) {
+    const int64 kv_head = head_for<Build>(s, h, detail::stored_heads(s));
+    const double scale = options.scale != 0 ? double{options.scale} : 1 / std::sqrt(double(s.key_dim));
+    const std::vector<int64> seen = seen_by<Build>(policy.window, i, k.rows(), kv_head);
+    const vector scores = scores_of<Build>(policy.window, q, k, seen, options, scale, i, h, kv_head);
+    hybrid_row row{vector::Zero(v.cols())};
+    row.others.numerator = vector::Zero(v.cols());
+    if (!seen.empty() && largest<Build>(scores) != -infinity) {
+        row.m = largest<Build>(scores);
+        const vector e = (scores.array() - row.m).exp();
+        row.mass = e.sum();
+        row.window = weighted_sum<Build>(e, v, seen);
+    }
+    std::vector<int64> others;
+    for (int64 j = 0; j < k.rows() && j <= i; ++j)
+        if (!policy.window.sees(i, j)) others.push_back(j);
+    if (others.empty()) return row;
+    const auto& map = policy.linear.map;
+    matrix turned(1, q.size()), g = matrix::Zero(Eigen::Index(others.size()), 1);
+    turned.row(0) = turned_query<Build>(q, options.rotary, i, i).transpose();
+    const matrix phi_q = query_features<Build>(map, head_for<Build>(s, h, ask::query_map_heads(map, s.key_dim)), turned);
+    const matrix phi_k = key_features<Build>(map, head_for<Build>(s, h, ask::key_map_heads(map, s.key_dim)),
+                                             k(others, Eigen::all), g);
+    const vector w = faded_weights<Build>(phi_q.row(0), phi_k, g, phi_k.rows() - 1);
+    row.others = {v(others, Eigen::all).transpose() * w, w.sum()};
+    return row;
+}
+
+/// A hybrid of a window and a linear policy. Where the combination divides the tokens, key and value are rounded to
+/// `stored` first, for both parts, and turned where the library turns. Else the two parts are rows by themselves, the
+/// linear one of the inputs as they come, and `out` is their weighted sum.
+template <class Build = build::here, hybrid_policy P>
+result attend(const P& policy, const shape& dims, const std::type_identity_t<tokens_of<P>>& in,
+              const score& options = {}, int64 first_query = -1, scalar stored = scalar::f32) {
+    const shape s = detail::resolve<Build>(dims);
+    if (first_query < 0) first_query = in.key.tokens - in.query.tokens;
+    result r;
+    if constexpr (P::divides_tokens) {
+        r.out.resize(static_cast<std::size_t>(in.query.tokens * s.heads * s.value_dim));
+        r.lse.resize(static_cast<std::size_t>(in.query.tokens * s.heads));
+        for (int64 h = 0; h < s.heads; ++h) {
+            const matrix q = head_of<Build>(in.query, head_for<Build>(s, h, s.query_heads));
+            const matrix raw = head_of<Build>(in.key, head_for<Build>(s, h, s.key_heads));
+            const matrix k = rounded_to<Build>(stored, turned_keys<Build>(raw, options.rotary));
+            const matrix v = rounded_to<Build>(stored, head_of<Build>(in.value, head_for<Build>(s, h, s.value_heads)));
+            for (int64 t = 0; t < in.query.tokens; ++t) {
+                const auto at = static_cast<std::size_t>(t * s.heads + h);
+                const combined row = combine(
+                    policy.combine, h, hybrid_row_of<Build>(policy, s, options, q.row(t), k, v, h, first_query + t));
+                r.lse[at] = row.lse;
+                Eigen::Map<vector>(r.out.data() + at * static_cast<std::size_t>(s.value_dim), s.value_dim) = row.out;
+            }
+        }
+    } else {
+        tokens_of<decltype(policy.linear)> linear_in = detail::query_alone<decltype(policy.linear)>(in.query);
+        linear_in.key = in.key;
+        linear_in.value = in.value;
+        linear_in.decay = in.decay;
+        linear_in.beta = in.beta;
+        linear_in.removal = in.removal;
+        linear_in.replacement = in.replacement;
+        r = attend<Build>(policy.window, dims, in.query, in.key, in.value, options, first_query, stored);
+        const result linear = attend<Build>(policy.linear, dims, linear_in, score{}, first_query);
+        for (std::size_t i = 0; i < r.out.size(); ++i)
+            r.out[i] = double{policy.combine.window} * r.out[i] + double{policy.combine.linear} * linear.out[i];
+        r.lse.assign(r.lse.size(), -infinity);
+    }
+    return r;
+}
+template <class Build = build::here, hybrid_policy P>
+    requires(!detail::takes_decay<P> && !detail::takes_beta<P> && !detail::takes_vectors<P>)
+result attend(const P& policy, const shape& dims, const input& query, const input& key, const input& value,
+              const score& options = {}, int64 first_query = -1, scalar stored = scalar::f32) {
+    tokens_of<P> in = detail::query_alone<P>(query);
+    in.key = key;
+    in.value = value;
+    return attend<Build>(policy, dims, in, options, first_query, stored);
 }
 
 }  // namespace sash::reference

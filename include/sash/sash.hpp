@@ -4,7 +4,10 @@
 #include <sash/attend.hpp>
 #include <sash/full.hpp>
 #include <sash/gate.hpp>
+#include <sash/hybrid.hpp>
+#include <sash/layer.hpp>
 #include <sash/linear.hpp>
 #include <sash/partial.hpp>
 #include <sash/sliding_window.hpp>
 #include <sash/systems.hpp>
+#include <sash/terraced_window.hpp>

@@ -12,6 +12,7 @@
 /// "GQA": what may be shared. A state exists once for each head of the most finely divided operand; where a key map,
 /// a decay or a beta differs between query heads, each query head has its own.
 #include <sash/gate.hpp>
+#include <sash/hybrid.hpp>
 #include <sash/linear.hpp>
 
 namespace sash::systems {
@@ -90,6 +91,28 @@ using simple_gla = linear<identity, per_head_and_token, additive, no_normaliser>
 /// GQA: a state for each KV head suffices; public code repeats key and value first.
 /// Source: Lan et al. 2025, "Liger: linearizing large language models to gated recurrent structures".
 using liger_linear = linear<softmax_dim, per_channel_and_token, additive, unscaled>;
+
+// ------------------------------------------------------------------------------------------------------------- hybrids
+
+/// A sliding window over what is near, Hedgehog features (H3, phi_q and phi_k for each query head) over the rest, under
+/// one denominator: see shared_denominator. Query and key are turned before both. `.window = {.window = 64}`,
+/// `.linear = {.map = {…}}`, `.combine = {.window_factors = …}`, as the checkpoint has them (before the sigmoid). Sinks
+/// in the window stay exact and out of the state. GQA: with a key matrix for each query head, a state for each.
+/// Public code: a prompt in several parts loses a window of tokens at each cut; states are kept in bfloat16, in which a
+/// sum of 2,048 features has lost 44 %.
+/// Source: Zhang et al. 2025, "LoLCATs: on low-rank linearizing of large language models".
+using lolcats = hybrid<sliding_window, linear<sash::hedgehog>, shared_denominator>;
+
+/// The same with the window in steps, as LoLCATs' "tk" layers are trained: see terraced_window. Its decode is lolcats'.
+using lolcats_terraced = hybrid<terraced_window, linear<sash::hedgehog>, shared_denominator>;
+
+/// Half a softmax over a sliding window of turned query and key, half liger_linear over every token, not turned:
+/// `.rotary = {…, .by = rotates::library}`. `.decay` = gate::gla of the raw keys, by feature.
+/// `.window = sliding_window::from_left(64)` is 65 keys, which is what its public code had with the transformers of its
+/// day; later ones give it 64. Its decode forgets the window: take rows of the whole sequence to compare.
+/// GQA: a state for each KV head suffices.
+/// Source: Lan et al. 2025, "Liger: linearizing large language models to gated recurrent structures".
+using liger_gla = hybrid<sliding_window, liger_linear, convex>;
 
 /// Mamba-2: S = alpha S + B (dt x)^T; y = S^T C, no scale. query = C, key = B, shared by the heads of a group; value =
 /// dt · x with dt = gate::mamba_step; g = gate::mamba, by head. Around it: a causal convolution and SiLU of x, B, C; the

@@ -4,8 +4,8 @@
 Everything is formed in float64 from whole matrices of weights w_ts over the history, never from a state:
     o_t = sum_s w_ts v_s / sum_s w_ts,   lse_t = log sum_s w_ts,   a row whose sum is 0 is 0.
 The weights come from public code where that has them: Based and ReBased from the naive parallel forms of fla-core,
-FAVOR+ row by row from performer-pytorch's kernel on the keys up to that row (its causal form takes the maximum over keys
-to come), T2R from fla-core's module, Hedgehog H1 and H4, cosFormer, LoLCATs and Liger from their formulas:
+FAVOR+ row by row from performer-pytorch's kernel on the keys up to that row (its causal form takes the maximum over
+keys to come), T2R from fla-core's module, Hedgehog H1 and H4, cosFormer, LoLCATs and Liger from their formulas:
     H1        [exp z, exp -z]                                  Zhang et al. 2024, the text
     H4        [exp(z - max z), exp(min z - z)], >= 1e-12       LoLCATs, `exp_dim`
     cosFormer relu(q_t).relu(k_s) cos(pi/2 (t - s) / M)        Qin et al. 2022, M fixed

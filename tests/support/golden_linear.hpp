@@ -18,8 +18,8 @@ using golden::tolerance;
 using sash::int64;
 using floats = std::vector<float>;
 
-// Errors of sums that may cancel are fp32's share of the largest number: 2e-6 of it; 2e-5 where a sum divides, and where
-// the inputs are themselves what fp32 made of raw projections.
+// Errors of sums that may cancel are a share of the largest number: 2e-6 of it; 2e-5 where a sum divides, and where the
+// inputs are themselves what fp32 made of raw projections.
 inline tolerance within(const test_case& c, const golden::tensor& expected) {
     return {(c.text("normaliser") == "none" ? 2e-6 : 2e-5) * golden::largest(expected), 0};
 }

@@ -93,6 +93,13 @@ int64 first_retained(const P& p, int64 next, int64 heads, const pinned_set& pinn
     return first;
 }
 
+/// The first position outside `pinned` that must stay when `next` is the next one: for that query and later ones, and
+/// for those that come again when up to `slack` tokens are taken back.
+template <class Build, class P>
+int64 first_kept(const block_store& s, const P& p, int64 next) {
+    return first_retained<Build>(p, larger(0, next - s.slack), s.heads, s.pinned);
+}
+
 /// Does this policy bound what is kept? Then a ring holds it.
 template <class Build, class P>
 bool bounds_memory(const P& p, int64 heads) {
@@ -322,7 +329,7 @@ void grow_ring(block_store& s, int64 blocks) {
 template <class Build, class P>
 int64 ring_need(const block_store& s, const P& p, int64 next) {
     const int64 seen = first_retained<Build>(p, s.length, s.heads, s.pinned);
-    const int64 kept = first_retained<Build>(p, next, s.heads, s.pinned) - s.slack;
+    const int64 kept = first_kept<Build>(s, p, next);
     const int64 first = larger(0, larger(s.oldest, smaller(seen, kept)));
     return (next - 1) / block_tokens - first / block_tokens + 1;
 }
@@ -361,7 +368,7 @@ SASH_INLINE int64 chain_room(const block_store& s) {
 template <class Build, class P>
 void advance(block_store& s, const P& p, int64 tokens) {
     s.length += tokens;
-    if (s.bounded) s.oldest = larger(s.oldest, first_retained<Build>(p, s.length, s.heads, s.pinned) - s.slack);
+    if (s.bounded) s.oldest = larger(s.oldest, first_kept<Build>(s, p, s.length));
 }
 
 /// Room for `tokens` more tokens that come `piece` at a time.

@@ -1,13 +1,14 @@
 #pragma once
 /// \file
 /// The inside of a cache, and what its special members do: create, destroy, fork, move, go back.
+#include <sash/cache/hybrid.hpp>
 #include <sash/cache/scores.hpp>
-#include <sash/cache/state.hpp>
 
 namespace sash::detail {
 
 template <class P>
-using store_for = std::conditional_t<softmax_policy<P>, block_store, state_store>;
+using store_for = std::conditional_t<hybrid_policy<P>, hybrid_store,
+                                     std::conditional_t<softmax_policy<P>, block_store, state_store>>;
 
 /// Everything a cache holds. One name and one layout under all compiler flags.
 template <class P, class Element>
@@ -70,6 +71,9 @@ void create(cache_data<P, E>& c, const score& s) {
                        c.dims.key_heads, " and value_heads ", c.dims.value_heads, ": one must divide the other");
     }
     validate<Build>(c.policy, c.dims);
+    if constexpr (hybrid_policy<P>)
+        require<Build>(!P::divides_tokens || s.sink_logits.empty(),
+                       "sink_logits belong to a softmax by itself: with a shared denominator they must be empty");
     check_storage<Build, P>(c.options);
     c.scores = view_of_score<Build>(c.policy, c.dims, s);
     c.scratch = workspace(0, c.options.memory);
@@ -126,6 +130,9 @@ SASH_INLINE state_store emptied(const state_store& s) {
     e.base_at = nullptr;
     return e;
 }
+SASH_INLINE hybrid_store emptied(const hybrid_store& s) {
+    return {emptied(static_cast<const block_store&>(s)), emptied(s.states)};
+}
 /// States of a cache that was moved from come back, as zeros, when they are needed.
 template <class Build>
 void ensure_states(state_store& s) {
@@ -165,7 +172,7 @@ bool can_rollback_cache(const cache_data<P, E>& c, int64 tokens) {
 
 template <class Build, class P, class E>
 void rollback_cache(cache_data<P, E>& c, int64 tokens) {
-    if constexpr (softmax_policy<P>)
+    if constexpr (softmax_policy<P> && !hybrid_policy<P>)
         rollback<Build>(c.store, tokens);
     else
         rollback<Build>(c.store, c.policy, c.dims, tokens);
@@ -187,7 +194,7 @@ void bound(block_store& s, const P& p, const shape& dims, const storage& options
         block_store* held;
         ~guard() { destroy<Build>(*held); }
     } undo{&made};
-    made.length = made.oldest = larger(0, first_retained<Build>(p, s.length, s.heads, made.pinned) - made.slack);
+    made.length = made.oldest = first_kept<Build>(made, p, s.length);
     make_room<Build>(made, p, s.length - made.oldest, s.length - made.oldest);
     grow_pinned<Build>(made, s.length);
     made.length = s.length;
@@ -207,7 +214,7 @@ void bound(block_store& s, const P& p, const shape& dims, const storage& options
 /// pinned.
 template <class Build, class P, class E>
 void change_policy(cache_data<P, E>& c, const P& p) {
-    static_assert(softmax_policy<P>,
+    static_assert(softmax_policy<P> && !hybrid_policy<P>,
                   "sash: the policy of a recurrent cache cannot change: its state was made with it");
     validate<Build>(p, c.dims);
     block_store& s = c.store;
@@ -223,7 +230,7 @@ void change_policy(cache_data<P, E>& c, const P& p) {
     }
     if (!s.bounded && bounded) bound<Build, E>(s, p, c.dims, c.options);
     c.policy = p;
-    if (s.bounded) s.oldest = larger(s.oldest, first_retained<Build>(p, s.length, s.heads, s.pinned) - s.slack);
+    if (s.bounded) s.oldest = larger(s.oldest, first_kept<Build>(s, p, s.length));
 }
 
 }  // namespace sash::detail

@@ -120,6 +120,12 @@ std::uint64_t fingerprint_of(const cache_data<P, E>& c) {
         add_policy(f, c.policy, stored_heads(c.dims));
     else
         add_policy<Build>(f, c.policy, c.dims, c.options.memory);
+    if constexpr (hybrid_policy<P>) {
+        add_policy<Build>(f, c.policy.linear, c.dims, c.options.memory);
+        f.add(P::divides_tokens + 2 * P::has_lse);
+        if constexpr (requires { c.policy.combine.describe([](double) {}); })
+            c.policy.combine.describe([&](double number) { f.add(&number, sizeof number); });
+    }
     f.add(static_cast<std::uint64_t>(storage_name<E>));
     f.add(&c.dims, sizeof c.dims);
     f.add(static_cast<std::uint64_t>(c.options.auxiliary));
@@ -146,6 +152,7 @@ template <class Build, class P, class E>
 void save_cache(const cache_data<P, E>& c, std::byte* to) {
     const std::size_t total = file_bytes<Build>(c);
     if constexpr (recurrent_policy<P>) ensure_states<Build>(const_cast<cache_data<P, E>&>(c).store);
+    if constexpr (hybrid_policy<P>) ensure_states<Build>(const_cast<cache_data<P, E>&>(c).store.states);
     file_header header{{}, total, fingerprint_of<Build>(c)};
     std::memcpy(header.magic, file_magic, sizeof file_magic);
     std::memcpy(to, &header, sizeof header);

@@ -1,8 +1,8 @@
 #pragma once
 /// \file
-/// One token at a time: keys stand in the lanes of registers.
+/// One token at a time, or a few: keys stand in the lanes of registers.
 ///
-/// The rows are the query heads of one token that share a KV head, up to eight. Nothing is computed that memory does
+/// The rows are the query heads of these tokens that share a KV head, up to sixteen. Nothing is computed that memory does
 /// not have to deliver first, so the kernel is arranged around the stream of cache lines: each is loaded once and meets
 /// all rows (AVX2: four at a time), and what is needed next is asked for while this is worked on.
 ///
@@ -28,17 +28,17 @@ inline constexpr int64 most_dims_in_digits = 1 << 16;  // sums of products of by
 
 template <class Build>
 struct decode_rows {
-    static constexpr int capacity = 8;
+    static constexpr int capacity = 16;
 
     int rows = 0;
     int64 key_dim = 0, value_dim = 0, value_pitch = 0;
     float* query = nullptr;              // [frames][rows][key_dim], already multiplied
     float* numerator = nullptr;          // [rows][value_pitch]
-    float* maximum = nullptr;            // [8] base 2; stale until settled
-    float* denominator = nullptr;        // [8] once settled
-    float* weights = nullptr;            // [8][64]
-    float* peak = nullptr;               // [8][lanes] largest score of each lane
-    float* sum = nullptr;                // [8][lanes] sum of weights of each lane
+    float* maximum = nullptr;            // [rows] base 2; stale until settled
+    float* denominator = nullptr;        // [rows] once settled
+    float* weights = nullptr;            // [rows][64]
+    float* peak = nullptr;               // [rows][lanes] largest score of each lane
+    float* sum = nullptr;                // [rows][lanes] sum of weights of each lane
     const std::int32_t* head = nullptr;  // [rows]
     std::int8_t* digits = nullptr;       // [frames][rows][digits][key_dim rounded up to 4] the queries in base 256
     float* unit = nullptr;               // [frames][rows] what the last of these digits counts
@@ -47,7 +47,7 @@ struct decode_rows {
     /// Floats of scratch; a multiple of 16.
     static int64 floats(int rows, int64 key_dim, int64 value_dim, int frames) {
         return detail::round_up(frames * rows * key_dim, 16) + rows * codec<float>::value_pitch(value_dim) +
-               capacity * (2 + block_tokens + 2 * lanes<Build>)+digit_floats(rows, key_dim, frames);
+               rows * (block_tokens + 2 * lanes<Build>)+2 * capacity + digit_floats(rows, key_dim, frames);
     }
 
     /// Shares out `scratch`, 64-byte aligned, of floats(...) floats.
@@ -57,9 +57,9 @@ struct decode_rows {
         value_dim = value_width;
         value_pitch = codec<float>::value_pitch(value_width);
         weights = scratch;
-        peak = weights + capacity * block_tokens;
-        sum = peak + capacity * lanes<Build>;
-        maximum = sum + capacity * lanes<Build>;
+        peak = weights + rows * block_tokens;
+        sum = peak + rows * lanes<Build>;
+        maximum = sum + rows * lanes<Build>;
         denominator = maximum + capacity;
         numerator = denominator + capacity;
         query = numerator + rows * value_pitch;
@@ -145,23 +145,26 @@ inline constexpr int64 piece_dims = 32;
 template <int64 BytesOfNumber>
 inline constexpr int piece_tokens = 64 / BytesOfNumber;
 
-/// Cache lines that will be wanted soon. Each step of a loop asks for as many bytes as it reads itself.
+/// Cache lines that will be wanted soon. Each step of a loop asks for as many bytes as it reads itself, then goes on by
+/// `stride`.
 struct prefetcher {
     const std::byte* at;
+    int64 stride;
 
-    /// For a loop that begins to read `offset` bytes into the block.
-    SASH_INLINE prefetcher(const key_tile& tile, int64 block_bytes, int64 offset) {
+    /// For a loop that reads from end to end and begins `offset` bytes into the block.
+    SASH_INLINE prefetcher(const key_tile& tile, int64 block_bytes, int64 offset) : stride(0) {
         const int64 target = offset + ahead;
         if (target < block_bytes)
             at = tile.block + target;
         else
             at = tile.next != nullptr ? tile.next + (target - block_bytes) : tile.block;
     }
+    SASH_INLINE prefetcher(const std::byte* from, int64 by) : at(from), stride(by) {}
     template <int64 Bytes>
     SASH_INLINE void step() {
 #pragma GCC unroll 8
         for (int64 i = 0; i < Bytes; i += 64) prefetch(at + i);
-        at += Bytes;
+        at += stride != 0 ? stride : Bytes;
     }
 };
 
@@ -174,17 +177,14 @@ inline constexpr int sums = registers<Build> / 2;
 template <class Build>
 inline constexpr int most_rows = sums<Build> / 2;
 
-/// Adds dimensions [first_d, last_d) to the scores of rows [row, row + Rows), for lanes [first, last) and what shares a
-/// register with them.
-template <class Build, class Element, int Rows>
+/// Adds dimensions [first_d, last_d) to the scores of rows [row, row + Rows), for Wide registers of lanes from `lane` on.
+template <class Build, class Element, int Rows, int Wide>
 void score(const decode_rows<Build>& t, int row, const float* query, const std::byte* block, int64 first_d,
-           int64 last_d, int first, int last, prefetcher soon) {
+           int64 last_d, int lane, prefetcher& soon) {
     using storage = codec<Element>;
     constexpr int step = storage::key_step;
+    constexpr int span = Wide * lanes<Build>;
     const auto* keys = storage::keys(block);
-    constexpr int all = static_cast<int>(block_tokens) / lanes<Build>;
-    constexpr int wide = sums<Build> / Rows < all ? sums<Build> / Rows : all;  // registers of keys
-    constexpr int span = wide * lanes<Build>;
     const float* q[Rows];
     float* to[Rows];
 #pragma GCC unroll 8
@@ -193,49 +193,80 @@ void score(const decode_rows<Build>& t, int row, const float* query, const std::
         q[r] = query + which * t.key_dim;
         to[r] = t.weights + which * block_tokens;
     }
-    for (int lane = first / span * span; lane < last; lane += span) {
-        floats sum[Rows][wide];
+    floats sum[Rows][Wide];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 16
+        for (int w = 0; w < Wide; ++w) sum[r][w] = first_d == 0 ? floats(0.0f) : load(to[r] + lane + w * lanes<Build>);
+    int64 d = first_d;
+    for (; d + step <= last_d; d += step) {
+        soon.step<span * step * int64{sizeof *keys}>();
+        typename storage::neighbours near[Wide];
+#pragma GCC unroll 16
+        for (int w = 0; w < Wide; ++w) near[w] = storage::key_neighbours(keys, d, lane + w * lanes<Build>);
+#pragma GCC unroll 4
+        for (int k = 0; k < step; ++k) {
+            floats key[Wide];
+#pragma GCC unroll 16
+            for (int w = 0; w < Wide; ++w) key[w] = near[w][k];
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) {
+                const floats x(q[r][d + k]);
+#pragma GCC unroll 16
+                for (int w = 0; w < Wide; ++w) sum[r][w] = fma(x, key[w], sum[r][w]);
+            }
+        }
+    }
+    for (; d < last_d; ++d)
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 16
-            for (int w = 0; w < wide; ++w)
-                sum[r][w] = first_d == 0 ? floats(0.0f) : load(to[r] + lane + w * lanes<Build>);
-        int64 d = first_d;
-        for (; d + step <= last_d; d += step) {
-            soon.step<span * step * int64{sizeof *keys}>();
-            typename storage::neighbours near[wide];
-#pragma GCC unroll 16
-            for (int w = 0; w < wide; ++w) near[w] = storage::key_neighbours(keys, d, lane + w * lanes<Build>);
-#pragma GCC unroll 4
-            for (int k = 0; k < step; ++k) {
-                floats key[wide];
-#pragma GCC unroll 16
-                for (int w = 0; w < wide; ++w) key[w] = near[w][k];
-#pragma GCC unroll 8
-                for (int r = 0; r < Rows; ++r) {
-                    const floats x(q[r][d + k]);
-#pragma GCC unroll 16
-                    for (int w = 0; w < wide; ++w) sum[r][w] = fma(x, key[w], sum[r][w]);
-                }
-            }
-        }
-        for (; d < last_d; ++d)
+            for (int w = 0; w < Wide; ++w)
+                sum[r][w] = fma(floats(q[r][d]), storage::key_lanes(keys, d, lane + w * lanes<Build>), sum[r][w]);
+    if constexpr (storage::has_scales)
+        if (last_d == t.key_dim)
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 16
-                for (int w = 0; w < wide; ++w)
-                    sum[r][w] = fma(floats(q[r][d]), storage::key_lanes(keys, d, lane + w * lanes<Build>), sum[r][w]);
-        if constexpr (storage::has_scales)
-            if (last_d == t.key_dim)
+                for (int w = 0; w < Wide; ++w)
+                    sum[r][w] = sum[r][w] * load(storage::key_scales(block, t.key_dim) + lane + w * lanes<Build>);
 #pragma GCC unroll 8
-                for (int r = 0; r < Rows; ++r)
+    for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 16
-                    for (int w = 0; w < wide; ++w)
-                        sum[r][w] = sum[r][w] * load(storage::key_scales(block, t.key_dim) + lane + w * lanes<Build>);
-#pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 16
-            for (int w = 0; w < wide; ++w) store(to[r] + lane + w * lanes<Build>, sum[r][w]);
+        for (int w = 0; w < Wide; ++w) store(to[r] + lane + w * lanes<Build>, sum[r][w]);
+}
+
+/// The same for lanes [first, last) and what shares a register with them: as wide as the sums fit, then one by one.
+template <class Build, class Element, int Rows>
+void score(const decode_rows<Build>& t, int row, const float* query, const key_tile& tile, int64 first_d, int64 last_d,
+           int first, int last) {
+    using storage = codec<Element>;
+    constexpr int vector = lanes<Build>, all = static_cast<int>(block_tokens) / vector;
+    constexpr int wide = sums<Build> / Rows < all ? sums<Build> / Rows : all;
+    const int64 block_bytes = storage::key_bytes(t.key_dim) + storage::value_bytes(t.value_dim);
+    const int end = (last + vector - 1) / vector * vector;
+    int lane = first / vector * vector;
+    if (lane == 0 && end == block_tokens) {
+        prefetcher soon(tile, block_bytes, storage::key_bytes(first_d));
+        for (; lane < end; lane += wide * vector)
+            score<Build, Element, Rows, wide>(t, row, query, tile.block, first_d, last_d, lane, soon);
+        return;
+    }
+    // A part of the block: what is ahead lies in the same lanes of later dimensions, and at last in the values.
+    constexpr int64 row_bytes = block_tokens * storage::key_step * int64{sizeof *storage::keys(nullptr)};
+    const bool more = last_d < t.key_dim;
+    const std::byte* values = tile.block + storage::key_bytes(t.key_dim);
+    prefetcher soon(values + first * storage::value_bytes(t.value_dim) / block_tokens, 0);
+    while (lane < end) {
+        if (more)
+            soon = prefetcher(tile.block + storage::key_bytes(last_d) + lane * row_bytes / block_tokens, row_bytes);
+        if (lane + wide * vector <= end) {
+            score<Build, Element, Rows, wide>(t, row, query, tile.block, first_d, last_d, lane, soon);
+            lane += wide * vector;
+        } else {
+            score<Build, Element, Rows, 1>(t, row, query, tile.block, first_d, last_d, lane, soon);
+            lane += vector;
+        }
     }
 }
 
@@ -296,10 +327,11 @@ void score_digits(const decode_rows<Build>& t, int row, int frame, const std::by
         }
 }
 
-/// Wide registers of columns, from `column` on:  O += Σ P · V over lanes [first, last).
+/// Wide registers of columns, from `column` on:  O += Σ P · V over lanes [first, last), for rows [row, row + Rows) before
+/// row `end`.
 template <class Build, class Element, int Rows, int Wide>
-SASH_INLINE void weigh(const decode_rows<Build>& t, int row, const std::byte* block, int64 column, int first, int last,
-                       prefetcher& soon) {
+SASH_INLINE void weigh(const decode_rows<Build>& t, int row, int end, const std::byte* block, int64 column, int first,
+                       int last, prefetcher& soon) {
     using storage = codec<Element>;
     const auto* values = storage::values(block, t.key_dim);
     constexpr int64 bytes = Wide * lanes<Build> * int64{sizeof *values};  // of one value row
@@ -308,7 +340,7 @@ SASH_INLINE void weigh(const decode_rows<Build>& t, int row, const std::byte* bl
     floats sum[Rows][Wide];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
-        const int which = row + r < t.rows ? row + r : t.rows - 1;
+        const int which = row + r < end ? row + r : end - 1;
         p[r] = t.weights + which * block_tokens;
         to[r] = t.numerator + which * t.value_pitch + column;
 #pragma GCC unroll 8
@@ -354,16 +386,17 @@ SASH_INLINE void weigh(const decode_rows<Build>& t, int row, const std::byte* bl
 }
 
 template <class Build, class Element, int Rows>
-void weigh(const decode_rows<Build>& t, int row, const std::byte* block, int first, int last, prefetcher soon) {
+void weigh(const decode_rows<Build>& t, int row, int end, const std::byte* block, int first, int last,
+           prefetcher soon) {
     constexpr int most = registers<Build> == 32 ? 4 : 8;
     constexpr int wide = sums<Build> / Rows < most ? sums<Build> / Rows : most;
     constexpr int least = detail::panel_width / lanes<Build>;  // value_pitch is a multiple of so many registers
     int64 column = 0;
     for (; column + wide * lanes<Build> <= t.value_pitch; column += wide * lanes<Build>)
-        weigh<Build, Element, Rows, wide>(t, row, block, column, first, last, soon);
+        weigh<Build, Element, Rows, wide>(t, row, end, block, column, first, last, soon);
     if constexpr (wide > least)
         for (; column < t.value_pitch; column += least * lanes<Build>)
-            weigh<Build, Element, Rows, least>(t, row, block, column, first, last, soon);
+            weigh<Build, Element, Rows, least>(t, row, end, block, column, first, last, soon);
 }
 
 /// What the stage does to the scores of lanes [first, last), whole registers of them. They are base 2 afterwards.
@@ -437,11 +470,11 @@ void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen, const floa
     store(t.sum + row * lanes<Build>, sum);
 }
 
-/// Calls f(Rows, row) for rows [row, row + Rows), Rows a constant, until all rows have had their turn.
+/// Calls f(Rows, row) for rows [row, row + Rows), Rows a constant, until all of [row, end) have had their turn.
 template <class Build, class F>
-SASH_INLINE void in_groups(int rows, const F& f) {
-    for (int row = 0; row < rows; row += most_rows<Build>) {
-        const int left = rows - row;
+SASH_INLINE void in_groups(int row, int end, const F& f) {
+    for (; row < end; row += most_rows<Build>) {
+        const int left = end - row;
         if (left == 1)
             f(std::integral_constant<int, 1>{}, row);
         else if (left == 2)
@@ -457,20 +490,36 @@ SASH_INLINE void in_groups(int rows, const F& f) {
 template <class Build, class Element>
 void score_rows(const decode_rows<Build>& t, const key_tile& tile, int frame, int first, int last) {
     using storage = codec<Element>;
-    const int64 block_bytes = storage::key_bytes(t.key_dim) + storage::value_bytes(t.value_dim);
     if constexpr (storage::has_scales && has_byte_dots<Build>)
-        if (t.key_dim <= most_dims_in_digits)
-            return in_groups<Build>(t.rows, [&](auto rows, int row) {
+        if (t.key_dim <= most_dims_in_digits) {
+            const int64 block_bytes = storage::key_bytes(t.key_dim) + storage::value_bytes(t.value_dim);
+            return in_groups<Build>(0, t.rows, [&](auto rows, int row) {
                 score_digits<Build, Element, decltype(rows)::value>(t, row, frame, tile.block, first, last,
                                                                     prefetcher(tile, block_bytes, 0));
             });
+        }
     const float* query = t.query + frame * t.rows * t.key_dim;
-    for (int64 d = 0; d < t.key_dim; d += piece_dims) {
-        const prefetcher soon(tile, block_bytes, storage::key_bytes(d));
-        in_groups<Build>(t.rows, [&](auto rows, int row) {
-            score<Build, Element, decltype(rows)::value>(t, row, query, tile.block, d,
-                                                         detail::smaller(d + piece_dims, t.key_dim), first, last, soon);
+    for (int64 d = 0; d < t.key_dim; d += piece_dims)
+        in_groups<Build>(0, t.rows, [&](auto rows, int row) {
+            score<Build, Element, decltype(rows)::value>(t, row, query, tile, d,
+                                                         detail::smaller(d + piece_dims, t.key_dim), first, last);
         });
+}
+
+/// P·V of rows [row, end), which see the same lanes: run by run, so what is not seen is not even multiplied by zero.
+template <class Build, class Element>
+void weigh_rows(const decode_rows<Build>& t, const key_tile& tile, int row, int end, std::uint64_t seen) {
+    using storage = codec<Element>;
+    constexpr int piece = piece_tokens<sizeof *storage::values(tile.block, 0)>;
+    const int64 key_bytes = storage::key_bytes(t.key_dim), value_bytes = storage::value_bytes(t.value_dim);
+    while (seen != 0) {
+        const int from = std::countr_zero(seen), run = std::countr_one(seen >> from);
+        const int to = from + (run < piece ? run : piece);
+        const prefetcher soon(tile, key_bytes + value_bytes, key_bytes + from * value_bytes / block_tokens);
+        in_groups<Build>(row, end, [&](auto rows, int first) {
+            weigh<Build, Element, decltype(rows)::value>(t, first, end, tile.block, from, to, soon);
+        });
+        seen = to == 64 ? 0 : seen >> to << to;
     }
 }
 
@@ -480,12 +529,12 @@ void score_rows(const decode_rows<Build>& t, const key_tile& tile, int frame, in
 template <class Build, class Element>
 void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit, const score_stage& stage) {
     using storage = codec<Element>;
-    std::uint64_t seen = lanes_between(tile.first, tile.last);
-    if (visit.visible != nullptr) seen &= *visit.visible;
+    const std::uint64_t candidates = lanes_between(tile.first, tile.last);
+    const auto seen_by = [&](int r) { return visit.visible != nullptr ? visit.visible[r] & candidates : candidates; };
+    std::uint64_t seen = 0;
+    for (int r = 0; r < t.rows; ++r) seen |= seen_by(r);
     if (seen == 0) return;
     const int first = std::countr_zero(seen), last = 64 - std::countl_zero(seen);
-
-    const int64 key_bytes = storage::key_bytes(t.key_dim), block_bytes = key_bytes + storage::value_bytes(t.value_dim);
     decode::score_rows<Build, Element>(t, tile, visit.frame, first, last);
 
     constexpr int vector = lanes<Build>;
@@ -494,20 +543,13 @@ void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit
     if constexpr (storage::has_scales) {
         scales = storage::value_scales(tile.block, t.key_dim);
         constexpr int64 read = 2 * storage::scale_bytes;
-        decode::prefetcher(tile, block_bytes, key_bytes - read).template step<read>();
+        const int64 key_bytes = storage::key_bytes(t.key_dim);
+        decode::prefetcher(tile, key_bytes + storage::value_bytes(t.value_dim), key_bytes - read).template step<read>();
     }
-    for (int r = 0; r < t.rows; ++r) decode::exponentiate(t, r, seen, scales);
-
-    constexpr int piece = decode::piece_tokens<sizeof *storage::values(tile.block, 0)>;
-    while (seen != 0) {  // runs of lanes that are seen: what is not seen is not even multiplied by zero
-        const int from = std::countr_zero(seen), run = std::countr_one(seen >> from);
-        const int to = from + (run < piece ? run : piece);
-        const decode::prefetcher soon(tile, block_bytes,
-                                      key_bytes + from * storage::value_bytes(t.value_dim) / block_tokens);
-        decode::in_groups<Build>(t.rows, [&](auto rows, int row) {
-            decode::weigh<Build, Element, decltype(rows)::value>(t, row, tile.block, from, to, soon);
-        });
-        seen = to == 64 ? 0 : seen >> to << to;
+    for (int r = 0; r < t.rows; ++r) decode::exponentiate(t, r, seen_by(r), scales);
+    for (int row = 0, end; row < t.rows; row = end) {
+        for (end = row + 1; end < t.rows && seen_by(end) == seen_by(row);) ++end;
+        decode::weigh_rows<Build, Element>(t, tile, row, end, seen_by(row));
     }
 }
 

@@ -11,14 +11,16 @@
 /// Columns of S never mix, so they lie in the lanes. A pass walks down the rows of S once: each row is loaded,
 /// written with up to four tokens while it is in registers, read by every query of those tokens, and stored. Decode
 /// is bound by the memory traffic of S, prefill by multiply-adds. Each element sees the same operations in the same
-/// order whichever pass it is in, so the bits do not depend on how the tokens are cut into calls.
-#include <sash/cache/state.hpp>
+/// order whichever pass it is in, so the bits do not depend on how the tokens are cut into calls. Whole chunks of a
+/// prefill go through chunk.hpp instead, about twice as fast, where nothing can be taken back.
+#include <sash/cpu/chunk.hpp>
 #include <sash/cpu/feature_row.hpp>
 #include <sash/cpu/rows.hpp>
 #include <sash/partial.hpp>
 #include <sash/rope.hpp>
 
 #include <cmath>
+#include <limits>
 
 namespace sash::cpu {
 
@@ -32,35 +34,26 @@ struct recurrent_call {
     int64 pairs = 0;
     rotary_layout layout = rotary_layout::half_split;
     float scale = 1;                      ///< of the output, where there is no normaliser
+    int64 first = 0, last = std::numeric_limits<int64>::max();  ///< tokens of this round, of all that are there
 };
+
+/// Tokens of a round: all states take so many before any takes more. Rows of one token lie side by side, those of one
+/// state far apart; pages and lines that a round has brought in serve every state.
+inline constexpr int64 tokens_of_round = 64;
+
+/// Where round r of a call ends. Chunks begin at multiples of their length, and rounds cut none.
+SASH_INLINE int64 end_of_round(int64 round, int64 length) {
+    return tokens_of_round * (round + 1) - length % chunk_tokens;
+}
 
 // ------------------------------------------------------------------------------------------------------------ one pass
-
-enum class forgetting { nothing, by_head, by_channel };
-
-/// What happens to an element of the state when a token is written.
-template <forgetting Forgets, bool Replaces = false, bool ReadsFirst = false>
-struct step {
-    static constexpr forgetting forgets = Forgets;
-    static constexpr bool replaces = Replaces;       ///< + d r^T
-    static constexpr bool reads_first = ReadsFirst;  ///< queries see the state without the token
-};
-
-template <recurrent_policy P>
-using step_of = step<detail::entry_rows<P>::decays_by_channel ? forgetting::by_channel
-                     : detail::entry_rows<P>::decays          ? forgetting::by_head
-                                                              : forgetting::nothing,
-                     decltype(P::update)::needs_vectors, decltype(P::update)::reads_first>;
-
-/// Is the state read along a vector before a token is written?
-template <recurrent_policy P>
-inline constexpr bool corrects = decltype(P::update)::needs_beta || decltype(P::update)::needs_vectors;
 
 /// What one pass over columns of a state works on: `Tokens` tokens to write, in order, and `Rows` queries a token.
 inline constexpr int most_tokens = 4, most_rows = 4;
 struct state_pass {
     float* state = nullptr;                     ///< S [features][columns], `pitch` floats apart
     int64 features = 0, columns = 0, pitch = 0;
+    const float* ahead = nullptr;               ///< as many columns that come next: asked for meanwhile; or null
     const float* key[most_tokens] = {};         ///< phi(k), [features]
     const float* value[most_tokens] = {};       ///< u, [columns]
     float alpha[most_tokens] = {};              ///< where heads forget as a whole
@@ -109,7 +102,12 @@ void pass_columns(const state_pass& p, int64 column) {
     }
 
     float* row = p.state + column;
+    const float* ahead = p.ahead ? p.ahead + column : nullptr;
     for (int64 f = 0; f < p.features; ++f, row += p.pitch) {
+        if (Tokens == 1 && ahead) {
+            for (int i = 0; i < Vectors * lanes<Build>; i += 16) prefetch_to_write(ahead + i);
+            ahead += p.pitch;
+        }
         floats s[Vectors];
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v) s[v] = load(row + v * lanes<Build>);
@@ -170,38 +168,11 @@ void pass(const state_pass& p, int64 rows) {
 
 // --------------------------------------------------------------------------------------------------- a block of tokens
 
-/// A token as it is written: the parts of its entry, in the log of the state or in scratch (see cache/state.hpp).
-struct written_token {
-    const float *key, *value, *numbers;
-    const float *alphas, *lookup, *replacement;
-};
-template <class Build, recurrent_policy P>
-written_token token_in(const detail::state_store& store, const float* entry) {
-    using rows = detail::entry_rows<P>;
-    const float* value = entry + store.feature_pitch;
-    const float* numbers = value + store.value_pitch;
-    const auto row = [&](int place) {
-        return place < 0 ? nullptr : numbers + detail::state_padding + place * store.feature_pitch;
-    };
-    return {entry, value, numbers, row(rows::alpha), rows::lookup < 0 ? entry : row(rows::lookup), row(rows::replacement)};
-}
-
-/// Up to `most_of_block` tokens and the queries that read after each, token-major.
-inline constexpr int64 most_of_block = 8;
-struct token_block {
-    written_token token[most_of_block] = {};
-    int64 tokens = 0;              ///< in a call that only reads there is nothing in `token`
-    int64 rows = 0;                ///< queries a token
-    const float* query = nullptr;  ///< in: phi(q) [tokens · rows][feature_pitch]
-    float* numerator = nullptr;    ///< out: S^T phi(q) [tokens · rows][value_pitch]
-    float* denominator = nullptr;  ///< out: z·phi(q) [tokens · rows]
-};
-
 /// Tokens packed at a time: as many as one pass over a state takes with the sums in registers; where tokens are written
 /// one by one, enough that the state stays in the nearest cache for a while.
 template <recurrent_policy P>
 SASH_INLINE constexpr int64 tokens_of_block(int64 rows) {
-    if constexpr (corrects<P>) return most_of_block;
+    if constexpr (corrects<P>) return 8;
     return rows <= 1 ? 4 : rows <= most_rows ? 2 : 1;
 }
 
@@ -316,6 +287,8 @@ void correct_columns(const detail::state_store& store, float* state, const token
         }
         point_at_queries<Build>(p, store, b, column, t * b.rows, rows);
         const bool has_next = t + 1 < b.tokens;
+        if (!has_next)  // the columns to the right, or the next state, which lies behind this one
+            p.ahead = column + columns < store.value_pitch ? state + column + columns : state + store.state_floats;
         if (has_next) {
             p.query[rows] = b.token[t + 1].lookup;
             p.numerator[rows] = removed;
@@ -360,17 +333,18 @@ struct recurrent_rows {
     float* query;        ///< [tokens · rows][feature_pitch]
     float* numerator;    ///< [tokens · rows][value_pitch]
     float* denominator;  ///< [tokens · rows]
+    float* chunk;        ///< what a chunk needs
 };
 
 template <class P>
 SASH_INLINE constexpr int64 recurrent_scratch(const P& policy, const shape& s) {
-    constexpr int64 pad = detail::state_padding;
-    const int64 rows = detail::heads_of_states(policy, s).readers, tokens = tokens_of_block<P>(rows);
+    constexpr int64 pad = detail::state_padding, tokens = most_of_block;
+    const int64 rows = detail::heads_of_states(policy, s).readers;
     const int64 features = detail::round_up(policy.features(s.key_dim), pad);
     const int64 values = detail::round_up(s.value_dim, pad);
     const int64 entry = detail::state_store::entry_floats(features, values, detail::entry_rows<P>::count);
     return detail::round_up(s.key_dim, pad) + map_scratch(policy.map, s.key_dim) + features + most_of_block * entry +
-           tokens * rows * (features + values + pad);
+           tokens * rows * (features + values + pad) + chunk_floats(features, values, rows);
 }
 
 template <class Build, class P>
@@ -384,6 +358,7 @@ recurrent_rows divide_scratch(float* scratch, const P& policy, const shape& s, c
     rows.query = rows.entry + most_of_block * store.entry_floats();
     rows.numerator = rows.query + readers * store.feature_pitch;
     rows.denominator = rows.numerator + readers * store.value_pitch;
+    rows.chunk = rows.denominator + readers * detail::state_padding;
     return rows;
 }
 
@@ -465,6 +440,35 @@ void pack_correction(const recurrent_task<P>& at, int64 token, const written_tok
     }
 }
 
+/// Asks for row (token, head) of a tensor: tokens lie far apart there, further than the machine looks ahead by itself.
+template <class Build>
+void prefetch_row(const input& x, int64 token, int64 head) {
+    if (token >= x.tokens || x.dim_stride != 1) return;
+    const auto* row = static_cast<const std::byte*>(x.at(token, head));
+    for (int64 byte = 0; byte < x.dim * detail::bytes_of(x.type); byte += 64) prefetch(row + byte);
+}
+
+/// Asks for all that a token to come brings, and for what its rows are written to.
+template <class Build, class P>
+void prefetch_token(const recurrent_task<P>& at, int64 token) {
+    for (int64 r = 0; at.call.reads && r < at.heads.readers; ++r) {
+        const int64 head = at.state * at.heads.readers + r;
+        prefetch_row<Build>(at.call.query, token, at.heads.of_output(head, at.dims.query_heads));
+        prefetch_row<Build>(at.call.out, token, head);
+    }
+    if (!at.call.writes) return;
+    const shape& s = at.dims;
+    const int64 gate = at.heads.of_state(at.state, s.gate_heads);
+    prefetch_row<Build>(at.call.key, token, at.heads.of_state(at.state, s.key_heads));
+    prefetch_row<Build>(at.call.value, token, at.heads.of_state(at.state, s.value_heads));
+    if constexpr (P::needs_decay) prefetch_row<Build>(at.call.decay, token, gate);
+    if constexpr (P::needs_beta) prefetch_row<Build>(at.call.beta, token, gate);
+    if constexpr (P::needs_vectors) {
+        prefetch_row<Build>(at.call.removal, token, gate);
+        prefetch_row<Build>(at.call.replacement, token, gate);
+    }
+}
+
 /// The entry of one token: all that it will do to the state.
 template <class Build, class P>
 written_token pack_token(const recurrent_task<P>& at, int64 token, float* entry) {
@@ -498,9 +502,10 @@ void pack_written(const recurrent_task<P>& at, token_block& b, int64 first) {
     const bool logs = store.log_tokens > 0;
     const int64 position = store.length + first;
     if (logs) detail::make_room_in_log<Build, P>(store, at.state, position, b.tokens);
-    for (int64 t = 0; t < b.tokens; ++t)
+    for (int64 t = 0; t < b.tokens; ++t) {
         b.token[t] = pack_token<Build>(
             at, first + t, logs ? store.entry(at.state, position + t) : at.rows.entry + t * store.entry_floats());
+    }
 }
 
 /// phi(q) of the block's queries.
@@ -562,7 +567,11 @@ void finish_rows(const recurrent_task<P>& at, const token_block& b, int64 first)
     }
 }
 
-/// All tokens of a call, in order, for one state and the output heads that read it. Calls for different states may
+/// Are whole chunks computed at once? Not where tokens may be taken back: the recurrence alone gives the same bits
+/// whatever the cut, and so after a rollback too.
+SASH_INLINE bool chunks(const detail::state_store& store) { return store.log_tokens == 0; }
+
+/// All tokens of a round, in order, for one state and the output heads that read it. Calls for different states may
 /// run at the same time. `scratch` holds recurrent_scratch(policy, shape) floats, 64-byte aligned. The caller adds
 /// the tokens to store.length when every state is done.
 template <class Build, class P>
@@ -571,21 +580,28 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
     const detail::state_heads heads = detail::heads_of_states(policy, s);
     token_block b;
     b.rows = call.reads ? heads.readers : 0;
-    const int64 most = tokens_of_block<P>(heads.readers);
     const recurrent_task<P> at{
-        policy, s, store, call, heads, state, divide_scratch<Build>(scratch, policy, s, store, most * heads.readers)};
+        policy, s, store, call, heads, state, divide_scratch<Build>(scratch, policy, s, store, most_of_block * heads.readers)};
     b.query = at.rows.query;
     b.numerator = at.rows.numerator;
     b.denominator = at.rows.denominator;
     float* z = store.normaliser(store.state(state));
+    const chunk_scratch chunk = divide_chunk_scratch<Build>(at.rows.chunk, store.feature_pitch, store.value_pitch, b.rows);
 
-    const int64 tokens = call.reads ? call.query.tokens : call.key.tokens;
-    for (int64 t = 0; t < tokens; t += b.tokens) {
-        b.tokens = detail::smaller(tokens - t, tokens_of_block<P>(b.rows));
+    const int64 tokens = detail::smaller(call.last, call.reads ? call.query.tokens : call.key.tokens);
+    for (int64 t = call.first; t < tokens; t += b.tokens) {
+        const int64 to_boundary = chunk_tokens - (store.length + t) % chunk_tokens;
+        const bool is_chunk = call.writes && chunks(store) && to_boundary == chunk_tokens && tokens - t >= chunk_tokens;
+        b.tokens = is_chunk ? chunk_tokens
+                            : detail::smaller(detail::smaller(tokens - t, to_boundary), tokens_of_block<P>(b.rows));
         if (call.writes) pack_written<Build>(at, b, t);
         if (call.reads) pack_queries_of_state<Build>(at, b, t);
         if constexpr (P::has_normaliser) advance_normaliser<Build, P>(store, z, call.writes, b);
-        if (call.writes)
+        if (is_chunk)
+            advance_chunk<Build, P>(store, store.state(state), b, chunk, [&, next = t + chunk_tokens]() mutable {
+                if (next < t + 2 * chunk_tokens) prefetch_token<Build>(at, next++);
+            });
+        else if (call.writes)
             advance_state<Build, P>(store, store.state(state), b);
         else
             read_state<Build>(pass_over<Build>(store, store.state(state), 0, store.value_pitch), store, b, 0, 0,

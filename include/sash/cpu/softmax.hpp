@@ -57,10 +57,11 @@ SASH_INLINE int64 usual_piece(const detail::block_store& store, bool decodes) {
 
 inline constexpr int64 most_tiles_that_split = 4;  // with more tiles of queries a KV head, there are tasks enough
 
-/// A single token goes to the decode kernel, unless so many heads share its keys that the prefill kernel's lanes fill.
+/// A few rows, of one token or of some drafts, go to the decode kernel; where more share a KV head, the prefill kernel's
+/// lanes fill.
 template <class Build, class P>
 SASH_INLINE bool decodes(const softmax_job<P>& job) {
-    return job.query.tokens == 1 && job.group <= decode_rows<Build>::capacity;
+    return job.query.tokens * job.group <= decode_rows<Build>::capacity;
 }
 
 /// Adds the tasks of one tile of rows: one for each piece of its keys.
@@ -280,8 +281,8 @@ void read_round(const softmax_job<P>* jobs, const softmax_plan& plan, workers wi
                                  arena memory{mine};
                                  if (decodes<Build>(job)) {
                                      decode_scratch<Build> s;
-                                     s.template carve<P>(memory, *job.dims, job.group);
-                                     attend_one<Build, Element>(job, task, s);
+                                     s.template carve<P>(memory, *job.dims, task.rows);
+                                     attend_few<Build, Element>(job, task, s);
                                  } else {
                                      query_scratch<Build> s;
                                      s.template carve<P>(memory, *job.dims, pitch);
@@ -301,7 +302,8 @@ int64 bytes_of_worker(const softmax_round<P>* rounds, int64 count) {
         const softmax_job<P>& job = rounds[j].job;
         arena tile, one, tokens;
         query_scratch<Build>{}.template carve<P>(tile, *job.dims, codec<float>::value_pitch(job.dims->value_dim));
-        if (decodes<Build>(job)) decode_scratch<Build>{}.template carve<P>(one, *job.dims, job.group);
+        if (decodes<Build>(job))
+            decode_scratch<Build>{}.template carve<P>(one, *job.dims, job.query.tokens * job.group);
         tokens.take<float>(block_tokens * (job.dims->key_dim + job.dims->value_dim));
         most = detail::larger(most, detail::larger(tile.used, detail::larger(one.used, tokens.used)));
     }

@@ -38,6 +38,7 @@ struct softmax_job {
     input query;  // the tokens of this round
     output out;
     float* lse = nullptr;               // [tokens, heads] of this round, or null
+    float* denominator = nullptr;       // [tokens, heads], or null: sum of exp(score - the row's maximum)
     int64 first_query = 0;              // position of query.tokens' first
     const detail::turn* turns[2] = {};  // per frame: [tokens][pairs], or null where nothing turns
     bool finish = true;
@@ -65,6 +66,7 @@ SASH_INLINE float finish_row(const softmax_job<P>& job, int64 token, int64 head,
     if (job.lse)
         job.lse[token * job.dims->heads + head] =
             detail::is_zero(denominator) ? detail::minus_infinity() : m + std::log(denominator);
+    if (job.denominator) job.denominator[token * job.dims->heads + head] = denominator;
     float factor = 1, mass = denominator;
     if (job.finish && job.scores->sink_logits) {
         const merge_factors f = factors_to_merge(m, job.scores->sink_logits[head]);
@@ -173,6 +175,84 @@ SASH_INLINE void for_each_tile(const detail::block_store& store, int64 head, int
     }
 }
 
+// ---------------------------------------------------------------------------------------------------- a task's rows and keys
+
+/// Distances of every row to the lanes of a tile, where the score stage asks for them.
+template <class Scratch, class P>
+SASH_INLINE void fill_distances(const softmax_job<P>& job, const softmax_task& task, Scratch& s, const key_tile& tile,
+                                int64 lane_zero) {
+    for (int64 r = 0; r < task.rows; ++r) {
+        const int64 query = job.first_query + (task.first_row + r) / job.group;
+        if constexpr (ask::affine_distance<P>) {
+            const int64 to_first = ask::distance(*job.policy, query, lane_zero + tile.first, task.head);
+            s.distance[r] = static_cast<float>(to_first + tile.first);
+        } else {
+            for (int64 lane = tile.first; lane < tile.last; ++lane)
+                s.distance_table[Scratch::place_in_table(lane, r)] =
+                    static_cast<float>(ask::distance(*job.policy, query, lane_zero + lane, task.head));
+        }
+    }
+}
+
+/// One word for each row: the lanes it sees. Returns whether some row lacks a lane, and in `any` whether one is seen at all.
+template <class P>
+SASH_INLINE bool fill_visible(const softmax_job<P>& job, const softmax_task& task, std::uint64_t* visible,
+                              const key_tile& tile, int frame, int64 lane_zero, bool& any) {
+    const std::uint64_t all = lane_bits(tile.first, tile.last);
+    bool partial = false;
+    any = false;
+    for (int64 r = 0; r < task.rows;) {
+        const int64 token = (task.first_row + r) / job.group;
+        const std::uint64_t bits =
+            seen_lanes(*job.policy, job.first_query + token, task.head, frame, lane_zero, tile.first, tile.last);
+        partial |= bits != all;
+        any |= bits != 0;
+        for (const int64 end = detail::smaller(task.rows, (token + 1) * job.group - task.first_row); r < end; ++r)
+            visible[r] = bits;
+    }
+    return partial;
+}
+
+/// The rows of a task read its keys: f.pack(frame, factor) prepares the queries of a frame, f.absorb(tile, visit, stage)
+/// takes a tile of keys in, and f.after(interval, next) is a block that will be read when the interval is read up to
+/// `next`: a hint.
+template <class Build, class Scratch, class P, class F>
+SASH_INLINE void read_keys(const softmax_job<P>& job, const softmax_task& task, Scratch& s, const F& f) {
+    const score_stage stage = stage_of(job);
+    const float factor = stage.empty() ? job.scores->scale * log2_e : job.scores->scale;
+    for (int64 r = 0; r < task.rows; ++r)
+        s.head[r] = static_cast<std::int32_t>(task.head * job.group + (task.first_row + r) % job.group);
+    const key_interval queries{job.first_query + task.first_row / job.group,
+                               job.first_query + (task.first_row + task.rows - 1) / job.group + 1};
+    unsigned packed = 0;
+    for (const key_interval& i : ask::visible(*job.policy, queries.first, queries.last, task.head)) {
+        const key_interval keys{detail::larger(i.first, task.key_first), detail::smaller(i.last, task.key_last),
+                                i.frame};
+        if (keys.first >= keys.last) continue;
+        if (!(packed >> keys.frame & 1u)) f.pack(keys.frame, factor);
+        packed |= 1u << keys.frame;
+        const std::byte* after = f.after(i, keys.last);
+        for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, after,
+                             [&](const key_tile& tile, int64 lane_zero) {
+                                 tile_visit visit;
+                                 visit.frame = keys.frame;
+                                 const key_interval lanes{lane_zero + tile.first, lane_zero + tile.last, keys.frame};
+                                 if (!ask::whole(*job.policy, queries, lanes, task.head)) {
+                                     bool any;
+                                     if (fill_visible(job, task, s.visible, tile, keys.frame, lane_zero, any))
+                                         visit.visible = s.visible;
+                                     if (!any) return;
+                                 }
+                                 if (!stage.empty()) {
+                                     fill_distances(job, task, s, tile, lane_zero);
+                                     visit.distance = s.distance;
+                                     visit.distance_table = s.distance_table;
+                                 }
+                                 f.absorb(tile, visit, stage);
+                             });
+    }
+}
+
 // ------------------------------------------------------------------------------------------------------------- many rows: prefill
 
 /// Scratch of one worker that absorbs tiles of keys into a tile of queries.
@@ -185,6 +265,8 @@ struct query_scratch {
     float* rows;             // [capacity][key_dim] converted or turned queries, then [capacity][value_pitch] results
     const float** row;       // [capacity]
     std::int32_t* head;      // [capacity]
+
+    SASH_INLINE static int64 place_in_table(int64 lane, int64 row) { return lane * query_tile<Build>::capacity + row; }
 
     template <class P>
     void carve(arena& from, const shape& dims, int64 value_pitch) {
@@ -201,65 +283,6 @@ struct query_scratch {
         for (int64 r = 0; head && r < capacity; ++r) head[r] = 0;
     }
 };
-
-/// Distances of every row to the lanes of a tile, where the score stage asks for them.
-template <class Build, class P>
-void fill_distances(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s, const key_tile& tile,
-                    int64 lane_zero) {
-    for (int64 r = 0; r < task.rows; ++r) {
-        const int64 query = job.first_query + (task.first_row + r) / job.group;
-        if constexpr (ask::affine_distance<P>) {
-            const int64 to_first = ask::distance(*job.policy, query, lane_zero + tile.first, task.head);
-            s.distance[r] = static_cast<float>(to_first + tile.first);
-        } else {
-            for (int64 lane = tile.first; lane < tile.last; ++lane)
-                s.distance_table[lane * query_tile<Build>::capacity + r] =
-                    static_cast<float>(ask::distance(*job.policy, query, lane_zero + lane, task.head));
-        }
-    }
-}
-
-/// One word for each row: the lanes it sees. Returns whether some row lacks a lane, and in `any` whether one is seen at all.
-template <class Build, class P>
-bool fill_visible(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s, const key_tile& tile,
-                  int frame, int64 lane_zero, bool& any) {
-    const std::uint64_t all = lane_bits(tile.first, tile.last);
-    bool partial = false;
-    any = false;
-    for (int64 r = 0; r < task.rows;) {
-        const int64 token = (task.first_row + r) / job.group;
-        const std::uint64_t bits =
-            seen_lanes(*job.policy, job.first_query + token, task.head, frame, lane_zero, tile.first, tile.last);
-        partial |= bits != all;
-        any |= bits != 0;
-        for (const int64 end = detail::smaller(task.rows, (token + 1) * job.group - task.first_row); r < end; ++r)
-            s.visible[r] = bits;
-    }
-    return partial;
-}
-
-template <class Build, class Element, class Number, class P>
-void absorb_interval(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s,
-                     const score_stage& stage, key_interval keys) {
-    const key_interval queries{job.first_query + task.first_row / job.group,
-                               job.first_query + (task.first_row + task.rows - 1) / job.group + 1};
-    for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, nullptr, [&](const key_tile& tile,
-                                                                                    int64 lane_zero) {
-        tile_visit visit;
-        visit.frame = keys.frame;
-        if (!ask::whole(*job.policy, queries, {lane_zero + tile.first, lane_zero + tile.last, keys.frame}, task.head)) {
-            bool any;
-            if (fill_visible<Build>(job, task, s, tile, keys.frame, lane_zero, any)) visit.visible = s.visible;
-            if (!any) return;
-        }
-        if (!stage.empty()) {
-            fill_distances<Build>(job, task, s, tile, lane_zero);
-            visit.distance = s.distance;
-            visit.distance_table = s.distance_table;
-        }
-        absorb<Build, Element, Number>(s.tile, tile, visit, stage);
-    });
-}
 
 /// Asks for the lines of a row of a caller's tensor: rows are short and lie apart, the machine guesses none.
 template <class View>
@@ -302,28 +325,31 @@ void write_tile(const softmax_job<P>& job, const softmax_task& task, query_scrat
     }
 }
 
+/// A tile of query rows: its queries are packed once a frame, its keys are absorbed.
+template <class Build, class Element, class Number, class P>
+struct tile_of_queries {
+    const softmax_job<P>& job;
+    const softmax_task& task;
+    query_scratch<Build>& s;
+
+    SASH_INLINE void pack(int frame, float factor) const { pack_frame<Build, Number>(job, task, s, frame, factor); }
+    SASH_INLINE void absorb(const key_tile& keys, const tile_visit& visit, const score_stage& stage) const {
+        cpu::absorb<Build, Element, Number>(s.tile, keys, visit, stage);
+    }
+    /// The next tile of the same head begins about where this one did.
+    SASH_INLINE const std::byte* after(const key_interval& keys, int64) const {
+        return detail::locate<Build>(*job.store, task.head, detail::next_held(*job.store, keys.first)).block;
+    }
+};
+
 template <class Build, class Element, class Number, class P>
 void attend_tile_with(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s) {
-    const score_stage stage = stage_of(job);
-    const float factor = stage.empty() ? job.scores->scale * log2_e : job.scores->scale;
     s.tile.rows = static_cast<int>(task.rows);
     s.tile.head = s.head;
-    for (int64 r = 0; r < task.rows; ++r)
-        s.head[r] = static_cast<std::int32_t>(task.head * job.group + (task.first_row + r) % job.group);
     begin<Build>(s.tile);
     for (int64 r = task.first_row; !task.partial && r < task.first_row + task.rows; ++r)  // to be written at the end
         ask_for_row(job.out, r / job.group, task.head * job.group + r % job.group);
-    const int64 first_query = job.first_query + task.first_row / job.group;
-    const int64 last_query = job.first_query + (task.first_row + task.rows - 1) / job.group + 1;
-    unsigned packed = 0;
-    for (const key_interval& i : ask::visible(*job.policy, first_query, last_query, task.head)) {
-        const key_interval keys{detail::larger(i.first, task.key_first), detail::smaller(i.last, task.key_last),
-                                i.frame};
-        if (keys.first >= keys.last) continue;
-        if (!(packed >> keys.frame & 1u)) pack_frame<Build, Number>(job, task, s, keys.frame, factor);
-        packed |= 1u << keys.frame;
-        absorb_interval<Build, Element, Number>(job, task, s, stage, keys);
-    }
+    read_keys<Build>(job, task, s, tile_of_queries<Build, Element, Number, P>{job, task, s});
     settle<Build>(s.tile);
     if (!task.partial) return write_tile<Build>(job, task, s);
     unpack<Build>(s.tile, task.partial);
@@ -340,99 +366,68 @@ void attend_tile(const softmax_job<P>& job, const softmax_task& task, query_scra
     attend_tile_with<Build, Element, float>(job, task, s);
 }
 
-// -------------------------------------------------------------------------------------------------------------- one token: decode
+// --------------------------------------------------------------------------------------------------------- a few rows: decode
 
 template <class Build>
 struct decode_scratch {
     decode_rows<Build> rows;
-    float* distance;        // [group]
-    float* distance_table;  // [group][64]
-    float* row;             // [key_dim]
-    std::int32_t* head;     // [group]
+    std::uint64_t* visible;  // [rows]
+    float* distance;         // [rows]
+    float* distance_table;   // [rows][64]
+    float* row;              // [key_dim]
+    std::int32_t* head;      // [rows]
+
+    SASH_INLINE static int64 place_in_table(int64 lane, int64 row) { return row * block_tokens + lane; }
 
     template <class P>
-    void carve(arena& from, const shape& dims, int64 group) {
+    void carve(arena& from, const shape& dims, int64 count) {
         const int frames = ask::frames<P>;
         float* memory =
-            from.take<float>(decode_rows<Build>::floats(static_cast<int>(group), dims.key_dim, dims.value_dim, frames));
-        distance = from.take<float>(group);
-        distance_table = ask::affine_distance<P> ? nullptr : from.take<float>(group * 64);
+            from.take<float>(decode_rows<Build>::floats(static_cast<int>(count), dims.key_dim, dims.value_dim, frames));
+        visible = from.take<std::uint64_t>(count);
+        distance = from.take<float>(count);
+        distance_table = ask::affine_distance<P> ? nullptr : from.take<float>(count * block_tokens);
         row = from.take<float>(dims.key_dim);
-        head = from.take<std::int32_t>(group);
-        if (memory) rows.bind(memory, static_cast<int>(group), dims.key_dim, dims.value_dim, frames);
+        head = from.take<std::int32_t>(count);
+        if (memory) rows.bind(memory, static_cast<int>(count), dims.key_dim, dims.value_dim, frames);
+    }
+};
+
+/// All rows of a KV head.
+template <class Build, class Element, class P>
+struct rows_of_head {
+    const softmax_job<P>& job;
+    const softmax_task& task;
+    decode_scratch<Build>& s;
+
+    void pack(int frame, float factor) const {
+        const int64 dim = job.dims->key_dim;
+        for (int64 r = 0; r < task.rows; ++r) {
+            const float* from = query_row<Build>(job, task.head, task.first_row + r, frame, s.row);
+            float* to = s.rows.query + (frame * task.rows + r) * dim;
+            int64 c = 0;
+            for (; c + lanes<Build> <= dim; c += lanes<Build>) store(to + c, load(from + c) * floats(factor));
+            for (; c < dim; ++c) to[c] = from[c] * factor;
+        }
+        prepare<Build, Element>(s.rows, frame);
+    }
+    SASH_INLINE void absorb(const key_tile& keys, const tile_visit& visit, const score_stage& stage) const {
+        cpu::absorb<Build, Element>(s.rows, keys, visit, stage);
+    }
+    /// The next task goes on at position `next` of this head, or begins the interval in the next head.
+    const std::byte* after(const key_interval& keys, int64 next) const {
+        const detail::block_store& store = *job.store;
+        const bool ends = next >= detail::smaller(keys.last, store.length);
+        const int64 head = task.head + (ends ? 1 : 0), from = detail::next_held(store, ends ? keys.first : next);
+        return head < store.heads && from < store.length ? detail::locate<Build>(store, head, from).block : nullptr;
     }
 };
 
 template <class Build, class Element, class P>
-void pack_decode_frame(const softmax_job<P>& job, const softmax_task& task, decode_scratch<Build>& s, int frame,
-                       float factor) {
-    const int64 dim = job.dims->key_dim;
-    for (int64 r = 0; r < task.rows; ++r) {
-        const float* from = query_row<Build>(job, task.head, r, frame, s.row);
-        float* to = s.rows.query + (frame * task.rows + r) * dim;
-        int64 c = 0;
-        for (; c + lanes<Build> <= dim; c += lanes<Build>) store(to + c, load(from + c) * floats(factor));
-        for (; c < dim; ++c) to[c] = from[c] * factor;
-    }
-    prepare<Build, Element>(s.rows, frame);
-}
-
-/// Where the next task will most likely begin to read: at position `next` of this head, or, where its interval ends there,
-/// at the beginning of the interval in the next head.
-template <class Build>
-const std::byte* block_after(const detail::block_store& store, int64 head, const key_interval& keys, int64 next) {
-    if (next >= detail::smaller(keys.last, store.length)) {
-        ++head;
-        next = keys.first;
-    }
-    next = detail::next_held(store, next);
-    return head < store.heads && next < store.length ? detail::locate<Build>(store, head, next).block : nullptr;
-}
-
-/// All query heads of one KV head, one token: rows are read where one query is, at job.first_query.
-template <class Build, class Element, class P>
-void attend_one(const softmax_job<P>& job, const softmax_task& task, decode_scratch<Build>& s) {
-    const score_stage stage = stage_of(job);
-    const float factor = stage.empty() ? job.scores->scale * log2_e : job.scores->scale;
-    const int64 query = job.first_query;
+void attend_few(const softmax_job<P>& job, const softmax_task& task, decode_scratch<Build>& s) {
     s.rows.head = s.head;
-    for (int64 r = 0; r < task.rows; ++r) s.head[r] = static_cast<std::int32_t>(task.head * job.group + r);
     begin<Build>(s.rows);
-    unsigned packed = 0;
-    for (const key_interval& i : ask::visible(*job.policy, query, query + 1, task.head)) {
-        const key_interval keys{detail::larger(i.first, task.key_first), detail::smaller(i.last, task.key_last),
-                                i.frame};
-        if (keys.first >= keys.last) continue;
-        if (!(packed >> keys.frame & 1u)) pack_decode_frame<Build, Element>(job, task, s, keys.frame, factor);
-        packed |= 1u << keys.frame;
-        const std::byte* after = block_after<Build>(*job.store, task.head, i, keys.last);
-        for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, after, [&](const key_tile& tile,
-                                                                                      int64 lane_zero) {
-            tile_visit visit;
-            visit.frame = keys.frame;
-            std::uint64_t bits = 0;
-            if (!ask::exact<P>) {  // an exact interval of one query is whole
-                bits = seen_lanes(*job.policy, query, task.head, keys.frame, lane_zero, tile.first, tile.last);
-                if (bits == 0) return;
-                visit.visible = bits == lane_bits(tile.first, tile.last) ? nullptr : &bits;
-            }
-            if (!stage.empty()) {
-                for (int64 r = 0; r < task.rows; ++r) {
-                    if constexpr (ask::affine_distance<P>) {
-                        s.distance[r] = static_cast<float>(
-                            ask::distance(*job.policy, query, lane_zero + tile.first, task.head) + tile.first);
-                    } else {
-                        for (int64 lane = tile.first; lane < tile.last; ++lane)
-                            s.distance_table[r * 64 + lane] =
-                                static_cast<float>(ask::distance(*job.policy, query, lane_zero + lane, task.head));
-                    }
-                }
-                visit.distance = s.distance;
-                visit.distance_table = s.distance_table;
-            }
-            absorb<Build, Element>(s.rows, tile, visit, stage);
-        });
-    }
+    read_keys<Build>(job, task, s, rows_of_head<Build, Element, P>{job, task, s});
     settle<Build>(s.rows);
     const int64 pitch = s.rows.value_pitch;
     if (task.partial)
