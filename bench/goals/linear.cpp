@@ -1,8 +1,14 @@
 // Linear attention: a state is read and written once a token.
+#include "../gated.hpp"
 #include "goal.hpp"
+
+#include <cstdio>
 
 namespace goals {
 namespace {
+
+namespace systems = sash::systems;
+using undecayed = sash::linear<sash::identity, sash::no_decay, sash::additive, sash::no_normaliser>;
 
 /// One token into the next of some cold layers.
 template <class Policy>
@@ -32,30 +38,32 @@ double bytes_of_state(const sash::shape& s) {
     return static_cast<double>(s.kv_heads * s.head_dim * s.head_dim) * sizeof(float);
 }
 
-/// Decay by head and token, no feature map, no normaliser: the state is read and written, and little else.
-figure gated_of_bandwidth(const effort& most) {
-    using gated = sash::linear<sash::identity, sash::per_head_and_token, sash::additive, sash::no_normaliser>;
-    bench::prompt tokens({.heads = 32, .kv_heads = 32, .head_dim = 128}, 1);
-    const std::vector<float> decay(32, -0.1f);
-    const double state = bytes_of_state(tokens.shape);
-    bench::cold_layers layers(state, [&] {
-        return sash::kv_cache(gated{}, tokens.shape, sash::score{}, {.memory = bench::reused_memory()});
-    });
-    sash::workspace scratch;
-    const auto seconds = [&] {
-        constexpr int steps = 48;  // 100 MB of states
-        return machine::seconds_of([&] {
-                   for (int i = 0; i < steps; ++i)
-                       sash::attend({.query = tokens.query(1),
-                                     .key = tokens.key(1),
-                                     .value = tokens.value(1),
-                                     .decay = {decay, 1, 32, 1}},
-                                    layers.next(), tokens.rows(1), {.run = sash::serial{}, .workspace = &scratch});
-               }) /
-               steps;
-    };
-    for (std::size_t done = 0; done < layers.count(); done += 48) seconds();  // the first token touches new memory
-    return bench::of_peak(most, 2 * state, machine::read_bandwidth<>, seconds);
+std::string per_token(double seconds, int64 tokens) {
+    char text[48];
+    std::snprintf(text, sizeof text, "%.1f µs a token", seconds * 1e6 / static_cast<double>(tokens));
+    return text;
+}
+
+constexpr sash::shape states_of_128{.heads = 32, .kv_heads = 32, .head_dim = 128};
+
+/// A step of 32 states that come from memory: they are read and written, and little else should cost time.
+template <class Policy>
+figure step_of_bandwidth(const effort& most) {
+    bench::cold_states<Policy> layers({}, states_of_128);
+    return bench::of_peak(most, 2 * layers.bytes(), machine::read_bandwidth<>, [&] { return layers.seconds(); });
+}
+
+/// A prompt under one update over the same prompt under a decay by head and token.
+template <class Policy>
+figure prefill_over_scalar_decay(const effort& most) {
+    constexpr int64 n = 2048;
+    bench::gated_prefill<Policy> one({}, states_of_128, n);
+    bench::gated_prefill<systems::simple_gla> scalar({}, states_of_128, n);
+    const auto [seconds, scalar_seconds] = bench::in_turn(
+        most, [&] { return one.seconds(); }, [&] { return scalar.seconds(); });
+    figure f = bench::ratio(seconds, scalar_seconds);
+    f.note = per_token(bench::summary(seconds).median, n);
+    return f;
 }
 
 /// The smallest window of the study against the state update of elu + 1, both cold.
@@ -75,8 +83,24 @@ figure small_window_over_linear(const effort& most) {
 std::vector<goal> linear_goals() {
     return {
         {"decode, window 64 + 4 over linear elu + 1", better::lower, 1, 0.5, small_window_over_linear},
+        {"cold decode, no decay, 32 states, 2 × bytes, of read bandwidth", better::higher, 0.95, 1.28,
+         step_of_bandwidth<undecayed>},
         {"cold decode, decay by head, 32 states, 2 × bytes, of read bandwidth", better::higher, 0.95, 1.28,
-         gated_of_bandwidth},
+         step_of_bandwidth<systems::simple_gla>},
+        {"cold decode, decay by channel, 32 states, 2 × bytes, of read bandwidth", better::higher, 0.95, 1.28,
+         step_of_bandwidth<systems::gla>},
+        {"cold decode, delta rule, 32 states, 2 × bytes, of read bandwidth", better::higher, 0.8, 0.95,
+         step_of_bandwidth<systems::gated_deltanet>},
+        {"cold decode, delta rule by channel, 32 states, 2 × bytes, of read bandwidth", better::higher, 0.8, 0.95,
+         step_of_bandwidth<systems::kda>},
+        {"cold decode, diagonal + low rank, 32 states, 2 × bytes, of read bandwidth", better::higher, 0.8, 0.95,
+         step_of_bandwidth<systems::rwkv7>},
+        {"prefill n2048, decay by channel, time over decay by head", better::lower, 1.6, 1.2,
+         prefill_over_scalar_decay<systems::gla>},
+        {"prefill n2048, diagonal + low rank, time over decay by head", better::lower, 1.6, 1.4,
+         prefill_over_scalar_decay<systems::rwkv7>},
+        {"prefill n2048, delta rule, time over decay by head", better::lower, goal::none, goal::none,
+         prefill_over_scalar_decay<systems::gated_deltanet>},
     };
 }
 

@@ -125,10 +125,7 @@ inline constexpr bool one_of = (std::is_same_v<T, Choices> || ...);
 /// stays for ever: a state cannot forget it. Memory is constant; the work of a token is features · value_dim for each
 /// state and each head.
 ///
-/// Sixteen tokens that begin at a multiple of 16 and arrive in one call are computed at once, others one by one. So the
-/// cut of the tokens into calls shows in the last bits (1e-5 of the largest number; 5e-5 under decays of -60 a step),
-/// but not where all cuts are at multiples of 16. A cache with `rollback_slack` computes all tokens one by one: its bits
-/// depend on no cut, and a rollback is exact to the bit.
+/// However the tokens are cut into calls the bits are the same, and a rollback is exact to the bit.
 ///
 /// There are as many states as the largest of key, value, gate and key map heads; output head h reads state
 /// h / (heads / states).

@@ -154,10 +154,10 @@ void perform_recurrent(const call<P, E>* calls, int64 count, verb what, const ru
         most_tokens = larger(most_tokens, tokens);
     }
     const int64 workers = work < 1 << 16 ? 1 : plan.workers;
-    for (int64 round = 0; round == 0 || cpu::end_of_round(round - 1, cpu::chunk_tokens - 1) < most_tokens; ++round) {
+    for (int64 first = 0; first == 0 || first < most_tokens; first += cpu::tokens_of_round) {
         for (int64 j = 0; j < count; ++j) {
-            plan.calls[j].first = round == 0 ? 0 : plan.calls[j].last;
-            plan.calls[j].last = cpu::end_of_round(round, calls[j].cache->store.length);
+            plan.calls[j].first = first;
+            plan.calls[j].last = first + cpu::tokens_of_round;
         }
         run_tasks<Build>(run, plan.first_task[count], plan.scratch, plan.scratch_bytes, workers,
                          [&](int64 i, std::byte* mine) {

@@ -137,7 +137,8 @@ namespace decode {
 
 /// How many bytes ahead of what is read memory is asked for: more than arrives while one line is under way, and little
 /// enough that it is still in the first cache when its turn comes. (Half a block ahead costs bfloat16 a fifth.)
-inline constexpr int64 ahead = 8192;
+/// More rows use a line for longer, and the machine reads ahead while they do.
+SASH_INLINE int64 ahead(int rows) { return rows > 4 ? 12288 : 8192; }
 
 /// A block is read in pieces of this many dimensions of its keys, then of its tokens' values, so that it is read nearly
 /// from end to end although the sums of a piece may not fit in the registers all at once.
@@ -152,8 +153,8 @@ struct prefetcher {
     int64 stride;
 
     /// For a loop that reads from end to end and begins `offset` bytes into the block.
-    SASH_INLINE prefetcher(const key_tile& tile, int64 block_bytes, int64 offset) : stride(0) {
-        const int64 target = offset + ahead;
+    SASH_INLINE prefetcher(const key_tile& tile, int64 block_bytes, int64 offset, int rows) : stride(0) {
+        const int64 target = offset + ahead(rows);
         if (target < block_bytes)
             at = tile.block + target;
         else
@@ -247,7 +248,7 @@ void score(const decode_rows<Build>& t, int row, const float* query, const key_t
     const int end = (last + vector - 1) / vector * vector;
     int lane = first / vector * vector;
     if (lane == 0 && end == block_tokens) {
-        prefetcher soon(tile, block_bytes, storage::key_bytes(first_d));
+        prefetcher soon(tile, block_bytes, storage::key_bytes(first_d), t.rows);
         for (; lane < end; lane += wide * vector)
             score<Build, Element, Rows, wide>(t, row, query, tile.block, first_d, last_d, lane, soon);
         return;
@@ -495,7 +496,7 @@ void score_rows(const decode_rows<Build>& t, const key_tile& tile, int frame, in
             const int64 block_bytes = storage::key_bytes(t.key_dim) + storage::value_bytes(t.value_dim);
             return in_groups<Build>(0, t.rows, [&](auto rows, int row) {
                 score_digits<Build, Element, decltype(rows)::value>(t, row, frame, tile.block, first, last,
-                                                                    prefetcher(tile, block_bytes, 0));
+                                                                    prefetcher(tile, block_bytes, 0, t.rows));
             });
         }
     const float* query = t.query + frame * t.rows * t.key_dim;
@@ -515,7 +516,7 @@ void weigh_rows(const decode_rows<Build>& t, const key_tile& tile, int row, int 
     while (seen != 0) {
         const int from = std::countr_zero(seen), run = std::countr_one(seen >> from);
         const int to = from + (run < piece ? run : piece);
-        const prefetcher soon(tile, key_bytes + value_bytes, key_bytes + from * value_bytes / block_tokens);
+        const prefetcher soon(tile, key_bytes + value_bytes, key_bytes + from * value_bytes / block_tokens, t.rows);
         in_groups<Build>(row, end, [&](auto rows, int first) {
             weigh<Build, Element, decltype(rows)::value>(t, first, end, tile.block, from, to, soon);
         });
@@ -544,7 +545,8 @@ void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit
         scales = storage::value_scales(tile.block, t.key_dim);
         constexpr int64 read = 2 * storage::scale_bytes;
         const int64 key_bytes = storage::key_bytes(t.key_dim);
-        decode::prefetcher(tile, key_bytes + storage::value_bytes(t.value_dim), key_bytes - read).template step<read>();
+        decode::prefetcher(tile, key_bytes + storage::value_bytes(t.value_dim), key_bytes - read, t.rows)
+            .template step<read>();
     }
     for (int r = 0; r < t.rows; ++r) decode::exponentiate(t, r, seen_by(r), scales);
     for (int row = 0, end; row < t.rows; row = end) {

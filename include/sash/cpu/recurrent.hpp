@@ -11,9 +11,11 @@
 /// Columns of S never mix, so they lie in the lanes. A pass walks down the rows of S once: each row is loaded,
 /// written with up to four tokens while it is in registers, read by every query of those tokens, and stored. Decode
 /// is bound by the memory traffic of S, prefill by multiply-adds. Each element sees the same operations in the same
-/// order whichever pass it is in, so the bits do not depend on how the tokens are cut into calls. Whole chunks of a
-/// prefill go through chunk.hpp instead, about twice as fast, where nothing can be taken back.
-#include <sash/cpu/chunk.hpp>
+/// order whichever pass it is in, so the bits do not depend on how the tokens are cut into calls.
+///
+/// (The chunked form, sixteen tokens at a time as small matrix products, was tried and measured at T = 2048, 128 × 128:
+/// 0.92 to 1.17 times as fast, form by form. It does as many multiply-adds, and its bits depend on the cut.)
+#include <sash/cache/state.hpp>
 #include <sash/cpu/feature_row.hpp>
 #include <sash/cpu/rows.hpp>
 #include <sash/partial.hpp>
@@ -41,12 +43,28 @@ struct recurrent_call {
 /// state far apart; pages and lines that a round has brought in serve every state.
 inline constexpr int64 tokens_of_round = 64;
 
-/// Where round r of a call ends. Chunks begin at multiples of their length, and rounds cut none.
-SASH_INLINE int64 end_of_round(int64 round, int64 length) {
-    return tokens_of_round * (round + 1) - length % chunk_tokens;
-}
 
 // ------------------------------------------------------------------------------------------------------------ one pass
+
+enum class forgetting { nothing, by_head, by_channel };
+
+/// What happens to an element of the state when a token is written.
+template <forgetting Forgets, bool Replaces = false, bool ReadsFirst = false>
+struct step {
+    static constexpr forgetting forgets = Forgets;
+    static constexpr bool replaces = Replaces;       ///< + d r^T
+    static constexpr bool reads_first = ReadsFirst;  ///< queries see the state without the token
+};
+
+template <recurrent_policy P>
+using step_of = step<detail::entry_rows<P>::decays_by_channel ? forgetting::by_channel
+                     : detail::entry_rows<P>::decays          ? forgetting::by_head
+                                                              : forgetting::nothing,
+                     decltype(P::update)::needs_vectors, decltype(P::update)::reads_first>;
+
+/// Is the state read along a vector before a token is written?
+template <recurrent_policy P>
+inline constexpr bool corrects = decltype(P::update)::needs_beta || decltype(P::update)::needs_vectors;
 
 /// What one pass over columns of a state works on: `Tokens` tokens to write, in order, and `Rows` queries a token.
 inline constexpr int most_tokens = 4, most_rows = 4;
@@ -168,11 +186,38 @@ void pass(const state_pass& p, int64 rows) {
 
 // --------------------------------------------------------------------------------------------------- a block of tokens
 
+/// A token as it is written: the parts of its entry, in the log of the state or in scratch (see cache/state.hpp).
+struct written_token {
+    const float *key, *value, *numbers;
+    const float *alphas, *lookup, *replacement;
+};
+template <class Build, recurrent_policy P>
+written_token token_in(const detail::state_store& store, const float* entry) {
+    using rows = detail::entry_rows<P>;
+    const float* value = entry + store.feature_pitch;
+    const float* numbers = value + store.value_pitch;
+    const auto row = [&](int place) {
+        return place < 0 ? nullptr : numbers + detail::state_padding + place * store.feature_pitch;
+    };
+    return {entry, value, numbers, row(rows::alpha), rows::lookup < 0 ? entry : row(rows::lookup), row(rows::replacement)};
+}
+
+/// Up to `most_of_block` tokens and the queries that read after each, token-major.
+inline constexpr int64 most_of_block = 8;
+struct token_block {
+    written_token token[most_of_block] = {};
+    int64 tokens = 0;              ///< in a call that only reads there is nothing in `token`
+    int64 rows = 0;                ///< queries a token
+    const float* query = nullptr;  ///< in: phi(q) [tokens · rows][feature_pitch]
+    float* numerator = nullptr;    ///< out: S^T phi(q) [tokens · rows][value_pitch]
+    float* denominator = nullptr;  ///< out: z·phi(q) [tokens · rows]
+};
+
 /// Tokens packed at a time: as many as one pass over a state takes with the sums in registers; where tokens are written
 /// one by one, enough that the state stays in the nearest cache for a while.
 template <recurrent_policy P>
 SASH_INLINE constexpr int64 tokens_of_block(int64 rows) {
-    if constexpr (corrects<P>) return 8;
+    if constexpr (corrects<P>) return most_of_block;
     return rows <= 1 ? 4 : rows <= most_rows ? 2 : 1;
 }
 
@@ -333,7 +378,6 @@ struct recurrent_rows {
     float* query;        ///< [tokens · rows][feature_pitch]
     float* numerator;    ///< [tokens · rows][value_pitch]
     float* denominator;  ///< [tokens · rows]
-    float* chunk;        ///< what a chunk needs
 };
 
 template <class P>
@@ -344,7 +388,7 @@ SASH_INLINE constexpr int64 recurrent_scratch(const P& policy, const shape& s) {
     const int64 values = detail::round_up(s.value_dim, pad);
     const int64 entry = detail::state_store::entry_floats(features, values, detail::entry_rows<P>::count);
     return detail::round_up(s.key_dim, pad) + map_scratch(policy.map, s.key_dim) + features + most_of_block * entry +
-           tokens * rows * (features + values + pad) + chunk_floats(features, values, rows);
+           tokens * rows * (features + values + pad);
 }
 
 template <class Build, class P>
@@ -358,7 +402,6 @@ recurrent_rows divide_scratch(float* scratch, const P& policy, const shape& s, c
     rows.query = rows.entry + most_of_block * store.entry_floats();
     rows.numerator = rows.query + readers * store.feature_pitch;
     rows.denominator = rows.numerator + readers * store.value_pitch;
-    rows.chunk = rows.denominator + readers * detail::state_padding;
     return rows;
 }
 
@@ -440,35 +483,6 @@ void pack_correction(const recurrent_task<P>& at, int64 token, const written_tok
     }
 }
 
-/// Asks for row (token, head) of a tensor: tokens lie far apart there, further than the machine looks ahead by itself.
-template <class Build>
-void prefetch_row(const input& x, int64 token, int64 head) {
-    if (token >= x.tokens || x.dim_stride != 1) return;
-    const auto* row = static_cast<const std::byte*>(x.at(token, head));
-    for (int64 byte = 0; byte < x.dim * detail::bytes_of(x.type); byte += 64) prefetch(row + byte);
-}
-
-/// Asks for all that a token to come brings, and for what its rows are written to.
-template <class Build, class P>
-void prefetch_token(const recurrent_task<P>& at, int64 token) {
-    for (int64 r = 0; at.call.reads && r < at.heads.readers; ++r) {
-        const int64 head = at.state * at.heads.readers + r;
-        prefetch_row<Build>(at.call.query, token, at.heads.of_output(head, at.dims.query_heads));
-        prefetch_row<Build>(at.call.out, token, head);
-    }
-    if (!at.call.writes) return;
-    const shape& s = at.dims;
-    const int64 gate = at.heads.of_state(at.state, s.gate_heads);
-    prefetch_row<Build>(at.call.key, token, at.heads.of_state(at.state, s.key_heads));
-    prefetch_row<Build>(at.call.value, token, at.heads.of_state(at.state, s.value_heads));
-    if constexpr (P::needs_decay) prefetch_row<Build>(at.call.decay, token, gate);
-    if constexpr (P::needs_beta) prefetch_row<Build>(at.call.beta, token, gate);
-    if constexpr (P::needs_vectors) {
-        prefetch_row<Build>(at.call.removal, token, gate);
-        prefetch_row<Build>(at.call.replacement, token, gate);
-    }
-}
-
 /// The entry of one token: all that it will do to the state.
 template <class Build, class P>
 written_token pack_token(const recurrent_task<P>& at, int64 token, float* entry) {
@@ -540,11 +554,15 @@ void add_bonus(const recurrent_task<P>& at, const token_block& b) {
     }
 }
 
-/// row = factor · row / divisor, or 0 where the divisor is 0, whatever was in the row.
+/// row = row / divisor, or 0 where the divisor is 0, whatever was in the row.
 template <class Build>
-void finish_row(float* row, int64 pitch, float factor, float divisor) {
+void divide_row(float* row, int64 pitch, float divisor) {
     for (int64 d = 0; d < pitch; d += lanes<Build>)
-        store(row + d, detail::is_zero(divisor) ? floats(0.0f) : floats(factor) * (load(row + d) / floats(divisor)));
+        store(row + d, detail::is_zero(divisor) ? floats(0.0f) : load(row + d) / floats(divisor));
+}
+template <class Build>
+void scale_row(float* row, int64 pitch, float factor) {
+    for (int64 d = 0; d < pitch; d += lanes<Build>) store(row + d, floats(factor) * load(row + d));
 }
 
 /// out = numerator / denominator and lse = log(denominator), or out = scale · numerator.
@@ -556,20 +574,16 @@ void finish_rows(const recurrent_task<P>& at, const token_block& b, int64 first)
         if constexpr (P::has_normaliser) {
             const auto& by = at.policy.normaliser;
             const float sum = b.denominator[r] + by.epsilon, mass = sum < by.least ? by.least : sum;
-            finish_row<Build>(row, at.store.value_pitch, 1, mass);
+            divide_row<Build>(row, at.store.value_pitch, mass);
             if (at.call.lse)
                 at.call.lse[token * at.dims.heads + head] =
                     detail::is_zero(mass) ? minus_infinity() : std::log(mass);
         } else {
-            finish_row<Build>(row, at.store.value_pitch, at.call.scale, 1);
+            scale_row<Build>(row, at.store.value_pitch, at.call.scale);
         }
         write_row<Build>(at.call.out, token, head, row);
     }
 }
-
-/// Are whole chunks computed at once? Not where tokens may be taken back: the recurrence alone gives the same bits
-/// whatever the cut, and so after a rollback too.
-SASH_INLINE bool chunks(const detail::state_store& store) { return store.log_tokens == 0; }
 
 /// All tokens of a round, in order, for one state and the output heads that read it. Calls for different states may
 /// run at the same time. `scratch` holds recurrent_scratch(policy, shape) floats, 64-byte aligned. The caller adds
@@ -586,22 +600,14 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
     b.numerator = at.rows.numerator;
     b.denominator = at.rows.denominator;
     float* z = store.normaliser(store.state(state));
-    const chunk_scratch chunk = divide_chunk_scratch<Build>(at.rows.chunk, store.feature_pitch, store.value_pitch, b.rows);
 
     const int64 tokens = detail::smaller(call.last, call.reads ? call.query.tokens : call.key.tokens);
     for (int64 t = call.first; t < tokens; t += b.tokens) {
-        const int64 to_boundary = chunk_tokens - (store.length + t) % chunk_tokens;
-        const bool is_chunk = call.writes && chunks(store) && to_boundary == chunk_tokens && tokens - t >= chunk_tokens;
-        b.tokens = is_chunk ? chunk_tokens
-                            : detail::smaller(detail::smaller(tokens - t, to_boundary), tokens_of_block<P>(b.rows));
+        b.tokens = detail::smaller(tokens - t, tokens_of_block<P>(b.rows));
         if (call.writes) pack_written<Build>(at, b, t);
         if (call.reads) pack_queries_of_state<Build>(at, b, t);
         if constexpr (P::has_normaliser) advance_normaliser<Build, P>(store, z, call.writes, b);
-        if (is_chunk)
-            advance_chunk<Build, P>(store, store.state(state), b, chunk, [&, next = t + chunk_tokens]() mutable {
-                if (next < t + 2 * chunk_tokens) prefetch_token<Build>(at, next++);
-            });
-        else if (call.writes)
+        if (call.writes)
             advance_state<Build, P>(store, store.state(state), b);
         else
             read_state<Build>(pass_over<Build>(store, store.state(state), 0, store.value_pitch), store, b, 0, 0,

@@ -209,31 +209,6 @@ SASH_INLINE float sum_of_lanes(floats x) {
     return lane[0];
 }
 
-/// Lane i is the sum of the lanes of x[i]; as many x as a register has lanes.
-SASH_INLINE floats sums_of_lanes(const floats* x) {
-#if defined(__AVX512F__)  // xsimd 8 has this operation, with the wrong result
-    __m512 four[4];          // in each quarter: partial sums of x[i] … x[i + 3]
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        const floats* row = x + 4 * i;
-        const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(row[0], row[1]), _mm512_unpackhi_ps(row[0], row[1]));
-        const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(row[2], row[3]), _mm512_unpackhi_ps(row[2], row[3]));
-        four[i] = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-    }
-    const __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(four[0], four[1], 0x88),
-                                     _mm512_shuffle_f32x4(four[0], four[1], 0xdd));
-    const __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(four[2], four[3], 0x88),
-                                      _mm512_shuffle_f32x4(four[2], four[3], 0xdd));
-    return floats(_mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd)));
-#elif XSIMD_VERSION_MAJOR < 14
-    return xsimd::haddp(x);
-#else
-    alignas(64) float sum[floats::size];
-    for (std::size_t i = 0; i < floats::size; ++i) sum[i] = sum_of_lanes(x[i]);
-    return floats::load_aligned(sum);
-#endif
-}
-
 /// Largest of the lanes; none may be NaN.
 SASH_INLINE float maximum_of_lanes(floats x) {
     alignas(64) float lane[floats::size];

@@ -1,0 +1,127 @@
+#pragma once
+// Prompts and layers of any policy: query, key and value, and beside them whatever gates the policy takes.
+#include "layer.hpp"
+
+namespace bench {
+
+/// Random tokens of a policy. Gates are those of a model that remembers some tens of tokens: decays of -0.1, corrections
+/// of one half, removal along unit vectors. Heads may differ from operand to operand; every head is shape.head_dim wide.
+template <class Policy>
+class gated_prompt {
+public:
+    gated_prompt(const Policy& policy, const sash::shape& s, int64 tokens)
+        : shape(sash::detail::resolve<sash::build::here>(s)),
+          tokens(tokens),
+          query_(noise(tokens * shape.query_heads * shape.key_dim, 1)),
+          key_(noise(tokens * shape.key_heads * shape.key_dim, 2)),
+          value_(noise(tokens * shape.value_heads * shape.value_dim, 3)),
+          out_(static_cast<std::size_t>(tokens * shape.heads * shape.value_dim)) {
+        const int64 gates = tokens * shape.gate_heads;
+        if constexpr (takes_decay<Policy>) decay_.assign(count(gates * policy.decay_width(shape.key_dim)), -0.1f);
+        if constexpr (takes_beta<Policy>) beta_.assign(count(gates), 0.5f);
+        if constexpr (takes_vectors<Policy>) {
+            features_ = policy.features(shape.key_dim);
+            removal_ = noise(gates * features_, 4);
+            const float unit = -1 / std::sqrt(static_cast<float>(features_));
+            for (float& a : removal_) a *= unit;
+            replacement_ = removal_;
+            for (float& d : replacement_) d *= -0.5f;
+        }
+    }
+
+    const sash::shape shape;
+    const int64 tokens;
+
+    /// Its first n tokens.
+    sash::tokens_of<Policy> first(int64 n) const {
+        auto t = sash::detail::query_alone<Policy>({query_.data(), n, shape.query_heads, shape.key_dim});
+        t.key = {key_.data(), n, shape.key_heads, shape.key_dim};
+        t.value = {value_.data(), n, shape.value_heads, shape.value_dim};
+        if constexpr (takes_decay<Policy>)
+            t.decay = {decay_.data(), n, shape.gate_heads,
+                       static_cast<int64>(decay_.size()) / (tokens * shape.gate_heads)};
+        if constexpr (takes_beta<Policy>) t.beta = {beta_.data(), n, shape.gate_heads, 1};
+        if constexpr (takes_vectors<Policy>) {
+            t.removal = {removal_.data(), n, shape.gate_heads, features_};
+            t.replacement = {replacement_.data(), n, shape.gate_heads, features_};
+        }
+        return t;
+    }
+    sash::output rows(int64 n) { return {out_.data(), n, shape.heads, shape.value_dim}; }
+
+private:
+    template <class P>
+    static constexpr bool takes_decay = sash::detail::takes_decay<P>;
+    template <class P>
+    static constexpr bool takes_beta = sash::detail::takes_beta<P>;
+    template <class P>
+    static constexpr bool takes_vectors = sash::detail::takes_vectors<P>;
+    static std::size_t count(int64 n) { return static_cast<std::size_t>(n); }
+
+    std::vector<float> query_, key_, value_, out_, decay_, beta_, removal_, replacement_;
+    int64 features_ = 0;
+};
+
+/// Bytes of all states of a policy, fp32, the sums of their features included.
+template <class Policy>
+double bytes_of_states(const Policy& policy, const sash::shape& s) {
+    const sash::shape full = sash::detail::resolve<sash::build::here>(s);
+    const int64 columns = full.value_dim + (Policy::has_normaliser ? 1 : 0);
+    return static_cast<double>(policy.states(full) * policy.features(full.key_dim) * columns) * sizeof(float);
+}
+
+/// One token into the next of some layers of states, each of which comes from memory.
+template <class Policy>
+class cold_states {
+public:
+    cold_states(const Policy& policy, const sash::shape& s)
+        : tokens_(policy, s, 1), bytes_(bytes_of_states(policy, s)), layers_(bytes_, [&] {
+              return sash::kv_cache<Policy>(policy, s, sash::score{}, {.memory = reused_memory()});
+          }) {
+        for (std::size_t i = 0; i < layers_.count(); ++i) step();  // the first token touches new memory
+    }
+
+    /// Bytes that a step reads, and writes.
+    double bytes() const { return bytes_; }
+    void step() {
+        sash::attend(tokens_.first(1), layers_.next(), tokens_.rows(1),
+                     {.run = sash::serial{}, .workspace = &scratch_});
+    }
+    /// Thread CPU time of a step, the mean over about 100 MB of states.
+    double seconds() {
+        const int steps = std::max(1, static_cast<int>(100e6 / bytes_));
+        return machine::seconds_of([&] {
+                   for (int i = 0; i < steps; ++i) step();
+               }) /
+               steps;
+    }
+
+private:
+    gated_prompt<Policy> tokens_;
+    double bytes_;
+    cold_layers<sash::kv_cache<Policy>> layers_;
+    sash::workspace scratch_;
+};
+
+/// A whole prompt, again and again, into one cache.
+template <class Policy>
+class gated_prefill {
+public:
+    gated_prefill(const Policy& policy, const sash::shape& s, int64 tokens, const sash::storage& how = {})
+        : tokens_(policy, s, tokens), cache_(policy, s, sash::score{}, how) {}
+
+    void operator()() {
+        cache_.reset();
+        sash::attend(tokens_.first(tokens_.tokens), cache_, tokens_.rows(tokens_.tokens), {.run = sash::serial{}});
+    }
+    /// Thread CPU time of one prompt.
+    double seconds() {
+        return machine::seconds_of([this] { (*this)(); });
+    }
+
+private:
+    gated_prompt<Policy> tokens_;
+    sash::kv_cache<Policy> cache_;
+};
+
+}  // namespace bench
