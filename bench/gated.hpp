@@ -9,9 +9,9 @@ namespace bench {
 template <class Policy>
 class gated_prompt {
 public:
-    gated_prompt(const Policy& policy, const sash::shape& s, int64 tokens)
+    gated_prompt(const Policy& policy, const sash::shape& s, int64 n)
         : shape(sash::detail::resolve<sash::build::here>(s)),
-          tokens(tokens),
+          tokens(n),
           query_(noise(tokens * shape.query_heads * shape.key_dim, 1)),
           key_(noise(tokens * shape.key_heads * shape.key_dim, 2)),
           value_(noise(tokens * shape.value_heads * shape.value_dim, 3)),
@@ -20,9 +20,9 @@ public:
         if constexpr (takes_decay<Policy>) decay_.assign(count(gates * policy.decay_width(shape.key_dim)), -0.1f);
         if constexpr (takes_beta<Policy>) beta_.assign(count(gates), 0.5f);
         if constexpr (takes_vectors<Policy>) {
-            features_ = policy.features(shape.key_dim);
-            removal_ = noise(gates * features_, 4);
-            const float unit = -1 / std::sqrt(static_cast<float>(features_));
+            const int64 features = policy.features(shape.key_dim);
+            removal_ = noise(gates * features, 4);
+            const float unit = -1 / std::sqrt(static_cast<float>(features));
             for (float& a : removal_) a *= unit;
             replacement_ = removal_;
             for (float& d : replacement_) d *= -0.5f;
@@ -32,22 +32,27 @@ public:
     const sash::shape shape;
     const int64 tokens;
 
-    /// Its first n tokens.
-    sash::tokens_of<Policy> first(int64 n) const {
-        auto t = sash::detail::query_alone<Policy>({query_.data(), n, shape.query_heads, shape.key_dim});
-        t.key = {key_.data(), n, shape.key_heads, shape.key_dim};
-        t.value = {value_.data(), n, shape.value_heads, shape.value_dim};
-        if constexpr (takes_decay<Policy>)
-            t.decay = {decay_.data(), n, shape.gate_heads,
-                       static_cast<int64>(decay_.size()) / (tokens * shape.gate_heads)};
-        if constexpr (takes_beta<Policy>) t.beta = {beta_.data(), n, shape.gate_heads, 1};
+    /// Its tokens [first, first + n), and the rows they give.
+    sash::tokens_of<Policy> slice(int64 first, int64 n) const {
+        const auto part = [&](const std::vector<float>& x, int64 heads) -> sash::input {
+            const int64 dim = static_cast<int64>(x.size()) / (tokens * heads);
+            return {x.data() + first * heads * dim, n, heads, dim};
+        };
+        auto t = sash::detail::query_alone<Policy>(part(query_, shape.query_heads));
+        t.key = part(key_, shape.key_heads);
+        t.value = part(value_, shape.value_heads);
+        if constexpr (takes_decay<Policy>) t.decay = part(decay_, shape.gate_heads);
+        if constexpr (takes_beta<Policy>) t.beta = part(beta_, shape.gate_heads);
         if constexpr (takes_vectors<Policy>) {
-            t.removal = {removal_.data(), n, shape.gate_heads, features_};
-            t.replacement = {replacement_.data(), n, shape.gate_heads, features_};
+            t.removal = part(removal_, shape.gate_heads);
+            t.replacement = part(replacement_, shape.gate_heads);
         }
         return t;
     }
-    sash::output rows(int64 n) { return {out_.data(), n, shape.heads, shape.value_dim}; }
+    sash::output rows(int64 first, int64 n) {
+        const int64 row = shape.heads * shape.value_dim;
+        return {out_.data() + first * row, n, shape.heads, shape.value_dim};
+    }
 
 private:
     template <class P>
@@ -59,7 +64,6 @@ private:
     static std::size_t count(int64 n) { return static_cast<std::size_t>(n); }
 
     std::vector<float> query_, key_, value_, out_, decay_, beta_, removal_, replacement_;
-    int64 features_ = 0;
 };
 
 /// Bytes of all states of a policy, fp32, the sums of their features included.
@@ -84,7 +88,7 @@ public:
     /// Bytes that a step reads, and writes.
     double bytes() const { return bytes_; }
     void step() {
-        sash::attend(tokens_.first(1), layers_.next(), tokens_.rows(1),
+        sash::attend(tokens_.slice(0, 1), layers_.next(), tokens_.rows(0, 1),
                      {.run = sash::serial{}, .workspace = &scratch_});
     }
     /// Thread CPU time of a step, the mean over about 100 MB of states.
@@ -112,7 +116,8 @@ public:
 
     void operator()() {
         cache_.reset();
-        sash::attend(tokens_.first(tokens_.tokens), cache_, tokens_.rows(tokens_.tokens), {.run = sash::serial{}});
+        sash::attend(tokens_.slice(0, tokens_.tokens), cache_, tokens_.rows(0, tokens_.tokens),
+                     {.run = sash::serial{}});
     }
     /// Thread CPU time of one prompt.
     double seconds() {

@@ -1,7 +1,7 @@
 // Golden values from PyTorch and from public naive recurrences (tests/golden/README.md): an oracle that shares no code
 // with the library. Every case is fed in one call, token by token, and in an uneven cut, and to the reference.
 #include "support/catch.hpp"
-#include "support/golden.hpp"
+#include "support/golden_compare.hpp"
 
 #include <sash/reference.hpp>
 #include <sash/sash.hpp>
@@ -17,65 +17,15 @@ namespace {
 using sash::int64;
 using floats = std::vector<float>;
 
-std::vector<golden::test_case> read_file(const std::string& name) {
-    const std::string here = __FILE__;
-    return golden::read(here.substr(0, here.find_last_of("/\\") + 1) + "golden/" + name + ".txt");
-}
+using golden::cuts_of;
+using golden::disagreement;
+using golden::largest;
+using golden::of_double;
+using golden::of_fp32;
+using golden::rows;
+using golden::tolerance;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Comparing
-
-// |a - b| <= absolute + relative |b|
-struct tolerance {
-    double absolute = 1e-6, relative = 1e-5;
-    tolerance times(double factor) const { return {absolute * factor, relative * factor}; }
-};
-constexpr tolerance of_fp32;
-constexpr tolerance of_double{1e-8, 1e-10};  // the files give eight decimals
-
-// Empty when every number agrees, else a sentence about the worst one.
-template <class Number>
-std::string disagreement(const std::vector<Number>& got, const golden::tensor& expected, tolerance within = of_fp32) {
-    if (got.size() != expected.values.size()) return "sizes differ";
-    double worst = 1;
-    std::string sentence;
-    for (std::size_t i = 0; i < got.size(); ++i) {
-        const double a = got[i], b = expected.values[i];
-        const double excess = a == b ? 0 : std::abs(a - b) / (within.absolute + within.relative * std::abs(b));
-        if (excess <= worst) continue;  // NaN goes on
-        worst = std::isnan(excess) ? HUGE_VAL : excess;
-        sentence = "element " + std::to_string(i) + ": " + std::to_string(a) + " instead of " + std::to_string(b) +
-                   ", off by " + std::to_string(worst) + " tolerances";
-    }
-    return sentence;
-}
-
-double largest(const golden::tensor& t) {
-    double most = 0;
-    for (const double x : t.values) most = std::max(most, std::abs(x));
-    return most;
-}
-
-// How many tokens each call takes: all, one, and an uneven sequence that crosses blocks and pieces.
-std::vector<std::vector<int64>> cuts_of(int64 tokens) {
-    const int64 uneven[] = {3, 1, 9, 1, 6, 20, 67, 2, 130};
-    std::vector<std::vector<int64>> cuts{{tokens}, std::vector<int64>(static_cast<std::size_t>(tokens), 1), {}};
-    int64 done = 0;
-    for (std::size_t i = 0; done < tokens; ++i) {
-        cuts[2].push_back(std::min(uneven[i % std::size(uneven)], tokens - done));
-        done += cuts[2].back();
-    }
-    return cuts;
-}
-
-// Rows [first, first + count) of a tensor [tokens, heads, dim].
-sash::input rows(const floats& data, const golden::tensor& t, int64 first, int64 count) {
-    const int64 heads = t.extent(1), dim = t.shape.size() > 2 ? t.extent(2) : 1;
-    return {data.data() + first * heads * dim, count, heads, dim};
-}
-sash::output rows(floats& data, const golden::tensor& t, int64 first, int64 count) {
-    return {data.data() + first * t.extent(1) * t.extent(2), count, t.extent(1), t.extent(2)};
-}
+std::vector<golden::test_case> read_file(const std::string& name) { return golden::read_beside(__FILE__, name); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // A case as the library sees it

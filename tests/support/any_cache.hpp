@@ -176,7 +176,7 @@ private:
             const int64 at = s.key.tokens();
             if constexpr (sash::softmax_policy<P>)
                 return sash::reference::attend(k.policy, k.shape, query, s.key.in(), s.value.in(), k.score, at,
-                                               sash::detail::scalar_of<E>::value)
+                                               sash::detail::storage_name<E>)
                     .out;
             else
                 return sash::reference::attend(k.policy, k.shape, query, s.key.in(), s.value.in(), s.decay.in(),
