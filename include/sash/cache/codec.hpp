@@ -35,7 +35,8 @@ template <class Element>
 struct codec {
     using words = std::integral_constant<int64, detail::elements_in_word<Element>>;
     static constexpr bool paired = words::value == 2;
-    static constexpr int64 key_step = 2;  ///< dimensions of a key that `key_neighbours` takes
+    static constexpr int64 key_step = 2;            ///< dimensions of a key that `key_neighbours` takes
+    static constexpr int64 key_row = words::value;  ///< of these, side by side for each key
     static constexpr bool has_scales = false;
 
     SASH_INLINE static constexpr int64 value_pitch(int64 value_dim) {

@@ -74,6 +74,7 @@ struct codec<int8_rows> {
     static constexpr bool has_scales = true;
     static constexpr bool paired = false;  ///< values: one token a load
     static constexpr int64 key_step = 4;   ///< dimensions of a key that one load takes
+    static constexpr int64 key_row = 4;    ///< of these, side by side for each key
     static constexpr int64 scale_bytes = block_tokens * int64{sizeof(float)};
 
     SASH_INLINE static constexpr int64 value_pitch(int64 value_dim) {

@@ -201,7 +201,8 @@ void score(const decode_rows<Build>& t, int row, const float* query, const std::
         for (int w = 0; w < Wide; ++w) sum[r][w] = first_d == 0 ? floats(0.0f) : load(to[r] + lane + w * lanes<Build>);
     int64 d = first_d;
     for (; d + step <= last_d; d += step) {
-        soon.step<span * step * int64{sizeof *keys}>();
+#pragma GCC unroll 4
+        for (int64 k = 0; k < step; k += storage::key_row) soon.step<span * storage::key_row * int64{sizeof *keys}>();
         typename storage::neighbours near[Wide];
 #pragma GCC unroll 16
         for (int w = 0; w < Wide; ++w) near[w] = storage::key_neighbours(keys, d, lane + w * lanes<Build>);
@@ -254,7 +255,7 @@ void score(const decode_rows<Build>& t, int row, const float* query, const key_t
         return;
     }
     // A part of the block: what is ahead lies in the same lanes of later dimensions, and at last in the values.
-    constexpr int64 row_bytes = block_tokens * storage::key_step * int64{sizeof *storage::keys(nullptr)};
+    constexpr int64 row_bytes = block_tokens * storage::key_row * int64{sizeof *storage::keys(nullptr)};
     const bool more = last_d < t.key_dim;
     const std::byte* values = tile.block + storage::key_bytes(t.key_dim);
     prefetcher soon(values + first * storage::value_bytes(t.value_dim) / block_tokens, 0);
