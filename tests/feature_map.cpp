@@ -116,9 +116,7 @@ std::string complaint(const Map& map, const sash::shape& dims) {
     try {
         sash::linear<Map>{.map = map}.validate([](const auto&... parts) { sash::detail::refuse<build>(parts...); },
                                                sash::detail::resolve<build>(dims));
-    } catch (const sash::error& e) {
-        return e.what();
-    }
+    } catch (const sash::error& e) { return e.what(); }
     return "";
 }
 
@@ -342,7 +340,8 @@ TEST_CASE("feature map: relu of an affine map, with a least feature") {
                 const doubles q = clipped(affine(wq, {}, 1, x, f)), k = clipped(affine(wk, bk, 0, x, f));
                 check_close(row_by_struct(map, false, as_doubles(x), 1), q, 1e-12);
                 check_close(row_by_struct(map, true, as_doubles(x)), k, 1e-12);
-                const floats on_cpu = row_on_cpu<operand::query>(map, x, 1), key_on_cpu = row_on_cpu<operand::key>(map, x);
+                const floats on_cpu = row_on_cpu<operand::query>(map, x, 1),
+                             key_on_cpu = row_on_cpu<operand::key>(map, x);
                 for (std::size_t j = 0; j < f; ++j) {
                     CHECK(std::abs(on_cpu[j] - q[j]) < 1e-5);
                     CHECK(std::abs(key_on_cpu[j] - k[j]) < 1e-5);
@@ -384,9 +383,9 @@ TEST_CASE("feature map: Taylor features give 1 + s + s^2 / 2 with s = q·k / sqr
         const double product = dot(normalised(q, true), normalised(k, false)), weight = product * product / d;
         CHECK(std::abs(dot(row_by_struct(map, false, as_doubles(q)), row_by_struct(map, true, as_doubles(k))) -
                        weight) < 1e-11 * (1 + weight));
-        CHECK(std::abs(dot(as_doubles(row_on_cpu<operand::query>(map, q)),
-                           as_doubles(row_on_cpu<operand::key>(map, k))) -
-                       weight) < 1e-4 * (1 + weight));
+        CHECK(
+            std::abs(dot(as_doubles(row_on_cpu<operand::query>(map, q)), as_doubles(row_on_cpu<operand::key>(map, k))) -
+                     weight) < 1e-4 * (1 + weight));
     }
 }
 
@@ -457,7 +456,8 @@ TEST_CASE("feature map: FAVOR in a stream is the quadratic form with the largest
         for (std::size_t j = 0; j <= i; ++j)
             for (std::size_t r = 0; r < m; ++r)
                 expected += (std::exp(exponent(q, i, r) - half_square(q, i) - top_q) + double(float(epsilon))) *
-                            (std::exp(exponent(k, j, r) - half_square(k, j) - top_k) + double(float(epsilon))) / double(m);
+                            (std::exp(exponent(k, j, r) - half_square(k, j) - top_k) + double(float(epsilon))) /
+                            double(m);
         CAPTURE(i);
         CHECK(std::abs(dot(phi_q, sums) - expected) <= 1e-11 * expected);
     }
@@ -468,12 +468,14 @@ TEST_CASE("R04: maps that do not fit are refused with the number that is wrong")
     const auto holds = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
     const floats w(12);
     CHECK(complaint(sash::favor{.features = 3, .weights = w}, dims) == "");
-    CHECK(holds(complaint(sash::favor{.features = 4, .weights = w}, dims), "hold 12 numbers, must be key_dim x features, which is 16"));
+    CHECK(holds(complaint(sash::favor{.features = 4, .weights = w}, dims),
+                "hold 12 numbers, must be key_dim x features, which is 16"));
     CHECK(holds(complaint(sash::favor{}, dims), "features are 0"));
     CHECK(holds(complaint(sash::favor{.features = 3, .weights = w, .epsilon = -1}, dims), "epsilon is -1"));
     CHECK(holds(complaint(sash::cosformer{}, dims), "most_positions is 0"));
     CHECK(holds(complaint(sash::rebased{.key_beta = w}, dims), "hold 12 numbers, must be key_dim, which is 4"));
-    CHECK(holds(complaint(sash::relu_affine{.features = 5, .query_weights = w, .key_weights = w}, dims), "hold 12 numbers"));
+    CHECK(holds(complaint(sash::relu_affine{.features = 5, .query_weights = w, .key_weights = w}, dims),
+                "hold 12 numbers"));
     CHECK(holds(complaint(sash::relu_affine{.least = -1}, dims), "least is -1"));
 }
 

@@ -24,6 +24,9 @@ constexpr sash::shape small_shape{.heads = 4, .kv_heads = 2, .key_dim = 10, .val
 constexpr sash::sliding_window small_window{.window = 20, .sinks = 3};
 const std::vector<double> frequencies = {1, 0.3, 0.01};
 
+using exact_hybrid = sash::hybrid<sash::sliding_window, sash::linear<>, sash::shared_denominator>;
+using stepped_hybrid = sash::hybrid<sash::terraced_window, sash::linear<sash::relu>, sash::log_sum_exp>;
+using parallel_hybrid = sash::hybrid<sash::sliding_window, sash::linear<>, sash::convex>;
 using gated = sash::linear<sash::elu_plus_one, sash::per_head_and_token>;
 
 template <class P, class E = float>
@@ -51,6 +54,9 @@ void for_each_kind(F&& f) {
     with("window with many sinks", small<sash::sliding_window>({.window = 2, .sinks = 90}));
     with("linear", small<sash::linear<>>());
     with("linear with decay", small<gated>());
+    with("hybrid", small<exact_hybrid>({.window = small_window}));
+    with("hybrid in steps, float16", small<stepped_hybrid, sash::float16>({.window = {.window = 11, .sinks = 2}}));
+    with("hybrid side by side", small<parallel_hybrid>({.window = small_window}));
 }
 
 // Appends tokens [first, first + count) in the given step and returns their rows.

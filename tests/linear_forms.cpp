@@ -47,10 +47,14 @@ struct oracle {
     }
     double alpha(int64 t, int64 gate, int64 c) const {
         switch (w.decay) {
-            case words::constant: return std::exp(double{x.constant[at(gate)]});
-            case words::head: return std::exp(double{x.g[at(t * x.dims.gate_heads + gate)]});
-            case words::channel: return std::exp(double{x.channel_g[at((t * x.dims.gate_heads + gate) * x.features + c)]});
-            default: return 1;
+            case words::constant:
+                return std::exp(double{x.constant[at(gate)]});
+            case words::head:
+                return std::exp(double{x.g[at(t * x.dims.gate_heads + gate)]});
+            case words::channel:
+                return std::exp(double{x.channel_g[at((t * x.dims.gate_heads + gate) * x.features + c)]});
+            default:
+                return 1;
         }
     }
 
@@ -82,7 +86,8 @@ struct oracle {
                     read += q[at(c)] * (S[at(c)][at(j)] + x.u[at(h * F + c)] * k[at(c)] * v[at(j)]);
                 for (int64 c = 0; c < F; ++c) {
                     if (w.update == words::delta) lookup += k[at(c)] * alpha(t, gate, c) * S[at(c)][at(j)];
-                    if (w.update == words::low_rank) lookup += x.a[at((t * s.gate_heads + gate) * F + c)] * S[at(c)][at(j)];
+                    if (w.update == words::low_rank)
+                        lookup += x.a[at((t * s.gate_heads + gate) * F + c)] * S[at(c)][at(j)];
                 }
                 for (int64 c = 0; c < F; ++c) {
                     double& e = S[at(c)][at(j)];
@@ -160,7 +165,8 @@ void for_each_form(F&& f) {
 }
 
 const shape grouped{.heads = 6, .kv_heads = 3, .key_dim = 20, .value_dim = 37};
-const shape grouped_values{.heads = 4, .head_dim = 16, .query_heads = 2, .key_heads = 2, .value_heads = 4, .gate_heads = 4};
+const shape grouped_values{
+    .heads = 4, .head_dim = 16, .query_heads = 2, .key_heads = 2, .value_heads = 4, .gate_heads = 4};
 const shape gates_of_queries{.heads = 10, .kv_heads = 1, .key_dim = 33, .value_dim = 80, .gate_heads = 2};
 const shape many_readers{.heads = 7, .kv_heads = 1, .key_dim = 5, .value_dim = 130};
 
@@ -264,7 +270,8 @@ TEST_CASE("R23: a token of zeros with a gate of 0 changes no state") {
         append(x.slice<P>(0, 6), plain);
         floats a(x.row()), b(x.row());
         for (const auto& [cache, row] : {std::pair{&padded, &a}, std::pair{&plain, &b}})
-            read(x.view(x.q, x.dims.query_heads, x.features, 0, 1), *cache, {row->data(), 1, x.dims.heads, x.dims.value_dim});
+            read(x.view(x.q, x.dims.query_heads, x.features, 0, 1), *cache,
+                 {row->data(), 1, x.dims.heads, x.dims.value_dim});
         CAPTURE(f.name);
         CHECK(a == b);
     });
@@ -363,7 +370,8 @@ TEST_CASE("R24: the sum is kept from zero as it is told: epsilon is added, the l
         }
         CHECK(far_apart(kept, expected, 1e-5) == "");
         CHECK(far_apart(kept, reference::attend(policy, x.dims, x.slice<linear<>>(0, 5)).out, 1e-5) == "");
-        CHECK(std::abs(kept_lse[0] - std::log(std::max(std::exp(lse[0]) + normaliser.epsilon, normaliser.least))) < 1e-5f);
+        CHECK(std::abs(kept_lse[0] - std::log(std::max(std::exp(lse[0]) + normaliser.epsilon, normaliser.least))) <
+              1e-5f);
     }
 }
 
@@ -413,7 +421,8 @@ TEST_CASE("R13: forks and files carry every form on to the bit") {
         for (kv_cache<P>* each : {&fork, &loaded}) {
             each->rollback(2);
             feed(*each, x, 18, 13, other);
-            CHECK(std::memcmp(other.data() + 20 * x.row(), out.data() + 20 * x.row(), 11 * x.row() * sizeof(float)) == 0);
+            CHECK(std::memcmp(other.data() + 20 * x.row(), out.data() + 20 * x.row(), 11 * x.row() * sizeof(float)) ==
+                  0);
         }
     });
 }
@@ -448,9 +457,8 @@ TEST_CASE("R34: the same bits by any runner, and in a batch beside others") {
         kv_cache<P> serially(f.make(x), x.dims), together(f.make(x), x.dims), beside(f.make(neighbour), x.dims);
         floats expected = unwritten(x), out = unwritten(x), ignored = unwritten(neighbour);
         feed(serially, x, 0, positions{21}, expected, serial{});
-        request<kv_cache<P>> requests[] = {
-            {neighbour.slice<P>(0, 34), &beside, neighbour.rows(ignored, 0, 34), {}},
-            {x.slice<P>(0, 21), &together, x.rows(out, 0, 21), {}}};
+        request<kv_cache<P>> requests[] = {{neighbour.slice<P>(0, 34), &beside, neighbour.rows(ignored, 0, 34), {}},
+                                           {x.slice<P>(0, 21), &together, x.rows(out, 0, 21), {}}};
         attend(requests, {.run = openmp{3}});
         CAPTURE(f.name);
         CHECK(same_bits(out, expected));
@@ -512,7 +520,9 @@ TEST_CASE("R04: decays, bonuses and positions that do not fit the shape are refu
     using retained = linear<identity, constant_per_head, additive, no_normaliser>;
     CHECK(holds(complaint([&] { kv_cache<retained>({.decay = retnet_decays(4)}, dims); }),
                 "decays are for 4 heads, must be for gate_heads, which is 2"));
-    CHECK(holds(complaint([&] { kv_cache<retained>({.decay = std::span<const float>(floats{-1, .5f})}, dims); }),
+    CHECK(holds(complaint([&] {
+                    kv_cache<retained>({.decay = std::span<const float>(floats{-1, .5f})}, dims);
+                }),
                 "decay of gate head 1 is 0.5"));
     CHECK(holds(complaint([&] { retnet_decays(257); }), "decays for 257 heads"));
     CHECK(holds(complaint([&] { lightning_decays(4, 8, 8); }), "layer is 8, must be 0 to 7"));
@@ -532,7 +542,8 @@ TEST_CASE("R04: decays, bonuses and positions that do not fit the shape are refu
 // -------------------------------------------------------------------------------------------------------------- tables
 
 TEST_CASE("decay: the tables of RetNet, ALiBi and lightning attention") {
-    const constant_per_head retnet = retnet_decays(8), alibi = alibi_decays(32), lightning = lightning_decays(64, 3, 80);
+    const constant_per_head retnet = retnet_decays(8), alibi = alibi_decays(32),
+                            lightning = lightning_decays(64, 3, 80);
     for (int64 h = 0; h < 8; ++h)
         CHECK(std::abs(std::exp(double{retnet.of_head(h)}) - (1 - std::pow(2.0, -5.0 - double(h)))) < 1e-7);
     CHECK(std::abs(std::exp(alibi.of_head(0)) - .43f) < .005f);

@@ -1,6 +1,7 @@
 // Rules 9 to 14: what a cache holds, and that it can be taken back, forked, saved and loaded. And what it allocates.
 #include "support/catch.hpp"
 #include "support/probes.hpp"
+#include <sash/reference.hpp>
 
 #include <memory>
 #include <new>
@@ -46,6 +47,9 @@ bytes saved(const Cache& cache) {
     return cache.save();
 }
 
+using exact_hybrid = sash::hybrid<sash::sliding_window, sash::linear<>, sash::log_sum_exp>;
+using stepped_hybrid = sash::hybrid<sash::terraced_window, sash::linear<sash::relu>, sash::log_sum_exp>;
+
 // One of each kind of cache, over an element type.
 template <class P, class E>
 struct kind {
@@ -55,12 +59,14 @@ struct kind {
     static P make() {
         if constexpr (std::is_same_v<P, sliding_window>)
             return {.window = 8, .sinks = 2};
+        else if constexpr (sash::hybrid_policy<P>)
+            return {.window = {.window = 8, .sinks = 2}};
         else
             return {};
     }
 };
 using kinds = std::tuple<kind<full, float>, kind<full, bfloat16>, kind<sliding_window, float>,
-                         kind<sliding_window, float16>, kind<sash::linear<>, float>>;
+                         kind<sliding_window, float16>, kind<sash::linear<>, float>, kind<exact_hybrid, float>, kind<stepped_hybrid, float16>>;
 
 const sash::shape small{.heads = 2, .kv_heads = 1, .key_dim = 3, .value_dim = 5};
 
@@ -87,7 +93,10 @@ exact_rows expected_rows(const history& h) {
         return linear_rows(h);
     else if constexpr (std::is_same_v<typename Kind::policy, full>)
         return softmax_rows<typename Kind::element>(h, window_rule{});
-    else
+    else if constexpr (sash::hybrid_policy<typename Kind::policy>) {
+        const auto r = sash::reference::attend(Kind::make(), h.shape, h.queries(0, h.tokens), h.keys(0, h.tokens), h.values(0, h.tokens), {}, -1, sash::detail::storage_name<typename Kind::element>);
+        return {r.out, r.lse};
+    } else
         return softmax_rows<typename Kind::element>(h, window_rule{8, 2});
 }
 

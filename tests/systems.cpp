@@ -37,9 +37,11 @@ void for_each_system(const text& x, const weights& w, int64 f, F&& call) {
     call("performer", systems::performer{{.features = f, .weights = w.random_rows}});
     call("cosformer", systems::cosformer{.map = {.most_positions = 64}, .normaliser = {.least = 1e-6f}});
     call("based", systems::based{.normaliser = {.epsilon = 1e-6f}});
-    call("rebased", systems::rebased{.map = {.query_gamma = w.gamma, .key_beta = w.beta}, .normaliser = {.epsilon = 1e-5f}});
+    call("rebased",
+         systems::rebased{.map = {.query_gamma = w.gamma, .key_beta = w.beta}, .normaliser = {.epsilon = 1e-5f}});
     for (const hedgehog_form form : {hedgehog_form::h1, hedgehog_form::h2, hedgehog_form::h3, hedgehog_form::h4})
-        call("hedgehog", systems::hedgehog{{.form = form, .features = f, .query_weights = w.query, .key_weights = w.key}});
+        call("hedgehog",
+             systems::hedgehog{{.form = form, .features = f, .query_weights = w.query, .key_weights = w.key}});
     call("supra", systems::supra{.decay = alibi_decays(x.dims.gate_heads)});
     call("retnet", systems::retnet{.decay = retnet_decays(x.dims.gate_heads)});
     call("lightning", systems::lightning{.decay = lightning_decays(x.dims.gate_heads, 2, 9)});
@@ -53,7 +55,8 @@ void for_each_system(const text& x, const weights& w, int64 f, F&& call) {
     call("gated_deltanet", systems::gated_deltanet{});
     call("kda", systems::kda{});
     call("performer that forgets", linear<favor, per_channel_and_token>{{.features = f, .weights = w.random_rows}});
-    call("performer that forgets by head", linear<favor, per_head_and_token>{{.features = f, .weights = w.random_rows}});
+    call("performer that forgets by head",
+         linear<favor, per_head_and_token>{{.features = f, .weights = w.random_rows}});
 }
 
 // The gates of a channel decay are as many as the features; those of `text` are as many as the key dim.
@@ -148,7 +151,7 @@ TEST_CASE("R16: cosFormer and rotary positions count on over cuts and after a ro
     floats out = unwritten(x);
     feed(cache, x, 0, {9, 1, 12}, out);
     cache.rollback(4);
-    feed(cache, x, 18, {12}, out);
+    feed(cache, x, 18, 12, out);
     CHECK(far_apart(out, expected.out, 1e-5) == "");
 }
 

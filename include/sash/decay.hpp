@@ -121,8 +121,8 @@ template <class Build = build::here>
 constant_per_head lightning_decays(int64 heads, int64 layer, int64 layers) {
     detail::require<Build>(layer >= 0 && layer < layers, "layer is ", layer, ", must be 0 to ", layers - 1);
     const double slower = 1 - double(layer) / (double(layers) - 1 + 1e-5) + 1e-5;
-    return detail::decays_by<Build>(
-        heads, [=](int64 h) { return -std::exp2(-8.0 * double(h + 1) / double(heads)) * slower; });
+    return detail::decays_by<Build>(heads,
+                                    [=](int64 h) { return -std::exp2(-8.0 * double(h + 1) / double(heads)) * slower; });
 }
 
 namespace ask {
@@ -138,7 +138,9 @@ inline constexpr bool per_channel = [] {
 
 /// Is g the same for all tokens?
 template <class Decay>
-inline constexpr bool constant_decay = requires(const Decay& d, int64 h) { { d.of_head(h) } -> std::convertible_to<float>; };
+inline constexpr bool constant_decay = requires(const Decay& d, int64 h) {
+    { d.of_head(h) } -> std::convertible_to<float>;
+};
 
 }  // namespace ask
 
@@ -148,9 +150,12 @@ namespace detail {
 SASH_INLINE constexpr float number_at(const input& x, int64 token, int64 head, int64 i = 0) {
     const void* p = x.at(token, head);
     switch (x.type) {
-        case scalar::f16: return static_cast<const float16*>(p)[i * x.dim_stride];
-        case scalar::bf16: return static_cast<const bfloat16*>(p)[i * x.dim_stride];
-        default: return static_cast<const float*>(p)[i * x.dim_stride];
+        case scalar::f16:
+            return static_cast<const float16*>(p)[i * x.dim_stride];
+        case scalar::bf16:
+            return static_cast<const bfloat16*>(p)[i * x.dim_stride];
+        default:
+            return static_cast<const float*>(p)[i * x.dim_stride];
     }
 }
 
@@ -189,8 +194,8 @@ void check_beta(const input& beta) {
         for (int64 h = 0; h < beta.heads; ++h) {
             const float b = number_at(beta, t, h);
             const std::uint32_t bits = std::bit_cast<std::uint32_t>(b);
-            require<Build>(bits <= 0x40000000u || bits == 0x80000000u, "beta of token ", t, ", gate head ", h, " is ", b,
-                           ", must be 0 to 2");
+            require<Build>(bits <= 0x40000000u || bits == 0x80000000u, "beta of token ", t, ", gate head ", h, " is ",
+                           b, ", must be 0 to 2");
         }
 }
 

@@ -45,10 +45,7 @@ namespace sash {
 
 /// `condition ? a : b`, spelt so that it works on numbers here and on SIMD batches by argument-dependent lookup.
 template <class N>
-    requires std::is_arithmetic_v<N>
-SASH_INLINE constexpr N select(bool condition, N a, N b) {
-    return condition ? a : b;
-}
+requires std::is_arithmetic_v<N> SASH_INLINE constexpr N select(bool condition, N a, N b) { return condition ? a : b; }
 
 /// phi(x) = elu(x) + 1 = x + 1 for x > 0, else exp(x). Always positive.
 /// Source: Katharopoulos et al. 2020, "Transformers are RNNs", equation 7.
@@ -158,8 +155,10 @@ constexpr void check_affine(Refuse&& refuse, const char* map, const char* side, 
     const int64 matrix = s.key_dim * f;
     const int64 map_heads = affine_heads(weights, s.key_dim, f);
     if (map_heads < 1 || static_cast<int64>(weights.size()) % matrix != 0)
-        refuse(map, " ", side, "_weights hold ", weights.size(), " numbers, must be a multiple of key_dim x features, "
-               "which is ", matrix);
+        refuse(map, " ", side, "_weights hold ", weights.size(),
+               " numbers, must be a multiple of key_dim x features, "
+               "which is ",
+               matrix);
     else if (s.heads % map_heads != 0)
         refuse(map, " ", side, "_weights are for ", map_heads, " heads, must divide heads, which is ", s.heads);
     if (!biases.empty() && static_cast<int64>(biases.size()) != map_heads * f)
@@ -171,8 +170,7 @@ constexpr void check_affine(Refuse&& refuse, const char* map, const char* side, 
 template <class Refuse, class Map>
 constexpr void check_learned(Refuse&& refuse, const char* name, const Map& map, int64 f, const shape& s) {
     constexpr int64 most = int64{1} << 20;
-    if (map.features < 0 || map.features > most)
-        refuse(name, " features are ", map.features, ", must be 0 to ", most);
+    if (map.features < 0 || map.features > most) refuse(name, " features are ", map.features, ", must be 0 to ", most);
     if (map.query_weights.empty() != map.key_weights.empty())
         refuse(name, " has weights for ", map.query_weights.empty() ? "keys" : "queries",
                " only; give both, or neither for the identity");
@@ -253,8 +251,10 @@ private:
             phi[f + j] = -phi[j];
         }
         switch (form) {
-            case hedgehog_form::h1: return exponentials(phi, 2 * f, N(0));
-            case hedgehog_form::h2: return detail::softmax(phi, 2 * f);
+            case hedgehog_form::h1:
+                return exponentials(phi, 2 * f, N(0));
+            case hedgehog_form::h2:
+                return detail::softmax(phi, 2 * f);
             case hedgehog_form::h3:
                 detail::softmax(phi, f);
                 detail::softmax(phi + f, f);
@@ -295,7 +295,9 @@ struct relu_affine {
     SASH_INLINE constexpr int64 query_heads(int64 dim) const {
         return detail::affine_heads(query_weights, dim, width(dim));
     }
-    SASH_INLINE constexpr int64 key_heads(int64 dim) const { return detail::affine_heads(key_weights, dim, width(dim)); }
+    SASH_INLINE constexpr int64 key_heads(int64 dim) const {
+        return detail::affine_heads(key_weights, dim, width(dim));
+    }
 
     template <class N>
     SASH_INLINE constexpr void query(int64 map_head, const N* x, int64 dim, N* phi) const {
@@ -590,7 +592,9 @@ namespace ask {
 
 /// Does the map work number by number?
 template <class M>
-inline constexpr bool elementwise = requires(const M& m, float x) { { m(x) } -> std::convertible_to<float>; };
+inline constexpr bool elementwise = requires(const M& m, float x) {
+    { m(x) } -> std::convertible_to<float>;
+};
 
 /// Numbers that a map keeps for each state.
 template <class M>
@@ -612,16 +616,18 @@ template <class M>
 concept row_map = requires(const M& m, const float* x, float* phi, int64 n) {
     m.query(n, x, n, phi);
     m.key(n, x, n, phi);
-} || requires(const M& m, const float* x, float* phi, int64 n) {
+}
+|| requires(const M& m, const float* x, float* phi, int64 n) {
     m.query(n, x, n, phi);
     m.key(n, x, n, phi, phi, phi);
-} || takes_position<M>;
+}
+|| takes_position<M>;
 
 template <class M>
 concept feature_map = std::is_trivially_copyable_v<M> &&
-                      (elementwise<M> || (row_map<M> && requires(const M& m, int64 n) {
-                          { m.width(n) } -> std::convertible_to<int64>;
-                      }));
+    (elementwise<M> || (row_map<M> && requires(const M& m, int64 n) {
+         { m.width(n) } -> std::convertible_to<int64>;
+     }));
 
 template <class M>
 inline constexpr bool non_negative = [] {

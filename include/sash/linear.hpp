@@ -146,9 +146,12 @@ struct linear {
     static_assert(
         ask::feature_map<FeatureMap>,
         "sash: a feature map is trivially copyable and has operator()(N) or width, query and key: see feature_map.hpp");
-    static_assert(requires { { Decay::needs_input } -> std::convertible_to<bool>; },
-                  "sash: the second argument of linear is a decay: no_decay, constant_per_head, per_head_and_token or "
-                  "per_channel_and_token");
+    static_assert(
+        requires {
+            { Decay::needs_input } -> std::convertible_to<bool>;
+        },
+        "sash: the second argument of linear is a decay: no_decay, constant_per_head, per_head_and_token or "
+        "per_channel_and_token");
     static_assert(detail::one_of<Update, additive, delta, exclusive_bonus, diagonal_plus_low_rank>,
                   "sash: the third argument of linear is an update: additive, delta, exclusive_bonus or "
                   "diagonal_plus_low_rank");
@@ -201,7 +204,8 @@ struct linear {
         if constexpr (requires { map.validate(refuse, s); }) map.validate(refuse, s);
         if (features(s.key_dim) < 1) refuse("the feature map is ", features(s.key_dim), " wide, must be at least 1");
         if constexpr (requires { decay.validate(refuse, s); }) decay.validate(refuse, s);
-        if constexpr (requires { update.validate(refuse, s, s.heads); }) update.validate(refuse, s, features(s.key_dim));
+        if constexpr (requires { update.validate(refuse, s, s.heads); })
+            update.validate(refuse, s, features(s.key_dim));
         if constexpr (has_normaliser) normaliser.validate(refuse);
     }
 
@@ -220,7 +224,7 @@ struct linear {
     }
 };
 
-linear() -> linear<>;
+linear()->linear<>;
 template <class FeatureMap>
 linear(FeatureMap) -> linear<FeatureMap>;
 template <class FeatureMap, class Decay>

@@ -53,9 +53,12 @@ template <class Build = build::here>
 double element(const input& x, int64 token, int64 head, int64 d) {
     const int64 i = token * x.token_stride + head * x.head_stride + d * x.dim_stride;
     switch (x.type) {
-        case scalar::f16: return double{static_cast<const float16*>(x.data)[i]};
-        case scalar::bf16: return double{static_cast<const bfloat16*>(x.data)[i]};
-        default: return double{static_cast<const float*>(x.data)[i]};
+        case scalar::f16:
+            return double{static_cast<const float16*>(x.data)[i]};
+        case scalar::bf16:
+            return double{static_cast<const bfloat16*>(x.data)[i]};
+        default:
+            return double{static_cast<const float*>(x.data)[i]};
     }
 }
 
@@ -94,9 +97,12 @@ matrix rounded_to(scalar stored, const matrix& m) {
     return m.unaryExpr([stored](double x) {
         const float narrow = static_cast<float>(x);
         switch (stored) {
-            case scalar::f16: return double{float{float16(narrow)}};
-            case scalar::bf16: return double{float{bfloat16(narrow)}};
-            default: return double{narrow};
+            case scalar::f16:
+                return double{float{float16(narrow)}};
+            case scalar::bf16:
+                return double{float{bfloat16(narrow)}};
+            default:
+                return double{narrow};
         }
     });
 }
@@ -154,8 +160,9 @@ int64 standing(const P& policy, int64 i, int64 j, int64 kv_head) {
     if constexpr (ask::frames<P> == 1) {
         return i;
     } else {
-        static_assert(ask::has_distance<P>, "sash: a policy with several rotary frames needs a distance(query, key): "
-                                            "it says where the query stands");
+        static_assert(ask::has_distance<P>,
+                      "sash: a policy with several rotary frames needs a distance(query, key): "
+                      "it says where the query stands");
         return j + ask::distance(policy, i, j, kv_head);
     }
 }
@@ -309,10 +316,10 @@ matrix key_features(const Map& map, int64 map_head, const matrix& k, matrix& g) 
     const int64 width = ask::width(map, k.cols());
     matrix phi(k.rows(), width);
     vector memory = vector::Zero(std::max<int64>(1, ask::map_memory<Map>)), keep(width);
-    if (ask::map_memory<Map> > 0 && g.cols() != width) g = g.replicate(1, width).eval();
+    if (ask::map_memory < Map >> 0 && g.cols() != width) g = g.replicate(1, width).eval();
     for (int64 t = 0; t < k.rows(); ++t) {
         ask::key_features(map, map_head, k.row(t).data(), k.cols(), phi.row(t).data(), t, memory.data(), keep.data());
-        if (ask::map_memory<Map> > 0) g.row(t) += keep.array().log().matrix().transpose();
+        if (ask::map_memory < Map >> 0) g.row(t) += keep.array().log().matrix().transpose();
     }
     return phi;
 }
@@ -342,8 +349,8 @@ linear_head linear_head_of(const P& policy, const shape& s, const tokens_of<P>& 
     made.g = decays_of<Build>(policy, in, gate);
     made.q = query_features<Build>(policy.map, head_for<Build>(s, h, ask::query_map_heads(policy.map, s.key_dim)), q,
                                    first_query);
-    made.k = key_features<Build>(policy.map, head_for<Build>(s, h, ask::key_map_heads(policy.map, s.key_dim)), k,
-                                 made.g);
+    made.k =
+        key_features<Build>(policy.map, head_for<Build>(s, h, ask::key_map_heads(policy.map, s.key_dim)), k, made.g);
     made.v = head_of<Build>(in.value, head_for<Build>(s, h, s.value_heads));
     if constexpr (detail::takes_beta<P>) made.beta = head_of<Build>(in.beta, gate).col(0);
     if constexpr (detail::takes_vectors<P>) {
@@ -432,7 +439,8 @@ std::vector<linear_row> quadratic_rows(const linear_head& h, int64 first_query) 
             row.numerator += sum_of_rows(faded_weights<Build>(q, h.d, h.g, last), removed);
         if constexpr (Update::reads_first)
             if (brings_token)
-                row.numerator += (q.array() * h.bonus.array() * h.k.row(i).transpose().array()).sum() * h.v.row(i).transpose();
+                row.numerator +=
+                    (q.array() * h.bonus.array() * h.k.row(i).transpose().array()).sum() * h.v.row(i).transpose();
         rows.push_back(row);
     }
     return rows;
@@ -618,9 +626,10 @@ hybrid_row hybrid_row_of(const P& policy, const shape& s, const score& options, 
     const auto& map = policy.linear.map;
     matrix turned(1, q.size()), g = matrix::Zero(Eigen::Index(others.size()), 1);
     turned.row(0) = turned_query<Build>(q, options.rotary, i, i).transpose();
-    const matrix phi_q = query_features<Build>(map, head_for<Build>(s, h, ask::query_map_heads(map, s.key_dim)), turned);
-    const matrix phi_k = key_features<Build>(map, head_for<Build>(s, h, ask::key_map_heads(map, s.key_dim)),
-                                             k(others, Eigen::all), g);
+    const matrix phi_q =
+        query_features<Build>(map, head_for<Build>(s, h, ask::query_map_heads(map, s.key_dim)), turned);
+    const matrix phi_k =
+        key_features<Build>(map, head_for<Build>(s, h, ask::key_map_heads(map, s.key_dim)), k(others, Eigen::all), g);
     const vector w = faded_weights<Build>(phi_q.row(0), phi_k, g, phi_k.rows() - 1);
     row.others = {v(others, Eigen::all).transpose() * w, w.sum()};
     return row;

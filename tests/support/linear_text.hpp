@@ -39,15 +39,17 @@ struct text {
             x.resize(at(n * row));
             for (float& e : x) e = number();
         };
-        for (const auto& [x, row] : {std::pair{&q, dims.query_heads * features}, std::pair{&k, dims.key_heads * features},
-                                     std::pair{&v, dims.value_heads * dims.value_dim}})
+        for (const auto& [x, row] :
+             {std::pair{&q, dims.query_heads * features}, std::pair{&k, dims.key_heads * features},
+              std::pair{&v, dims.value_heads * dims.value_dim}})
             fill(*x, row, [&] { return normal(random); });
         fill(beta, dims.gate_heads, [&] { return 2 * unit(random); });
         const float strongest = strength == gates::strong ? -60 : strength == gates::mild ? -2 : 0;
         const auto decays = [&](floats& x, int64 width) {
             fill(x, dims.gate_heads * width, [&] { return random() % 4 ? strongest * unit(random) : 0.0f; });
             for (int64 t = 0; t < n; ++t)
-                for (int64 c = 0; c < width; ++c) x[at(t * dims.gate_heads * width + c)] = strongest / 3000 * unit(random);
+                for (int64 c = 0; c < width; ++c)
+                    x[at(t * dims.gate_heads * width + c)] = strongest / 3000 * unit(random);
         };
         decays(g, 1);
         decays(channel_g, features);
@@ -107,7 +109,8 @@ std::string far_apart(const Numbers& got, const doubles& expected, double most) 
     return "";
 }
 inline bool same_bits(const floats& a, const floats& b, std::size_t from = 0) {
-    return a.size() == b.size() && std::memcmp(a.data() + from, b.data() + from, (a.size() - from) * sizeof(float)) == 0;
+    return a.size() == b.size() &&
+           std::memcmp(a.data() + from, b.data() + from, (a.size() - from) * sizeof(float)) == 0;
 }
 
 using positions = std::vector<int64>;
@@ -118,7 +121,8 @@ inline positions random_cut(std::mt19937& random, int64 n) {
 }
 
 template <class P>
-void feed(sash::kv_cache<P>& cache, const text& x, int64 first, const positions& cut, floats& out, const sash::runner& run = {}) {
+void feed(sash::kv_cache<P>& cache, const text& x, int64 first, const positions& cut, floats& out,
+          const sash::runner& run = {}) {
     for (const int64 n : cut) {
         sash::attend(x.slice<P>(first, n), cache, x.rows(out, first, n), {.run = run});
         first += n;
@@ -128,6 +132,8 @@ template <class P>
 void feed(sash::kv_cache<P>& cache, const text& x, int64 first, int64 n, floats& out) {
     feed(cache, x, first, positions{n}, out);
 }
-inline floats unwritten(const text& x) { return floats(at(x.tokens) * x.row(), std::numeric_limits<float>::quiet_NaN()); }
+inline floats unwritten(const text& x) {
+    return floats(at(x.tokens) * x.row(), std::numeric_limits<float>::quiet_NaN());
+}
 
 }  // namespace linear_text

@@ -68,10 +68,10 @@ struct state_store {
     int64 length = 0;          ///< tokens appended so far
     int64 floor = 0;           ///< no rollback below this length
     int64 states = 0, features = 0, feature_pitch = 0, value_pitch = 0;
-    int64 state_floats = 0;    ///< of one state, its normaliser and the map's memory included
-    int64 memory_floats = 0;   ///< of these, the map's
-    int64 rows = 0;            ///< of an entry, behind its numbers
-    int64 log_tokens = 0;      ///< room of one log; 0 without slack
+    int64 state_floats = 0;   ///< of one state, its normaliser and the map's memory included
+    int64 memory_floats = 0;  ///< of these, the map's
+    int64 rows = 0;           ///< of an entry, behind its numbers
+    int64 log_tokens = 0;     ///< room of one log; 0 without slack
     int64 slack = 0;
     bool has_normaliser = false;
 
@@ -123,8 +123,8 @@ void create(state_store& store, const P& policy, const shape& s, const storage& 
     static_assert(ask::map_memory<decltype(P::map)> <= most_map_memory,
                   "sash: a feature map keeps at most 14 numbers for each state");
     store.memory_floats = ask::map_memory<decltype(P::map)> > 0 ? state_padding : 0;
-    store.state_floats = store.features * store.value_pitch + (P::has_normaliser ? store.feature_pitch : 0) +
-                         store.memory_floats;
+    store.state_floats =
+        store.features * store.value_pitch + (P::has_normaliser ? store.feature_pitch : 0) + store.memory_floats;
     store.rows = entry_rows<P>::count;
     store.slack = how.rollback_slack;
     store.log_tokens = how.rollback_slack > 0 ? how.rollback_slack + log_stride : 0;

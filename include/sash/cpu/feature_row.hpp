@@ -150,7 +150,9 @@ template <class Inner>
 inline constexpr bool is_l2_normalised<l2_normalised<Inner>> = true;
 
 template <class Map>
-inline constexpr bool maps_registers = requires(const Map& map) { { map(floats(0.0f)) } -> std::convertible_to<floats>; };
+inline constexpr bool maps_registers = requires(const Map& map) {
+    { map(floats(0.0f)) } -> std::convertible_to<floats>;
+};
 
 /// phi of a row x [dim], zero behind its end up to `pitch`. x has room for whole registers and finite numbers there. For
 /// maps that want them: the position of the token; the map's memory for this state; `keep` [pitch], filled up with 1.
@@ -184,7 +186,7 @@ void map_row(const Map& map, int64 map_head, const float* x, int64 dim, float* p
     }
     const int64 width = ask::width(map, dim);
     for (int64 f = width; f < pitch; ++f) phi[f] = 0;
-    if constexpr (is_key && ask::map_memory<Map> > 0)
+    if constexpr (is_key && ask::map_memory < Map >> 0)
         for (int64 f = width; keep && f < pitch; ++f) keep[f] = 1;
 }
 

@@ -35,14 +35,13 @@ struct recurrent_call {
     const detail::turn* turns = nullptr;  ///< [tokens][pairs]: query and key are turned before the map; or null
     int64 pairs = 0;
     rotary_layout layout = rotary_layout::half_split;
-    float scale = 1;                      ///< of the output, where there is no normaliser
+    float scale = 1;                                            ///< of the output, where there is no normaliser
     int64 first = 0, last = std::numeric_limits<int64>::max();  ///< tokens of this round, of all that are there
 };
 
 /// Tokens of a round: all states take so many before any takes more. Rows of one token lie side by side, those of one
 /// state far apart; pages and lines that a round has brought in serve every state.
 inline constexpr int64 tokens_of_round = 64;
-
 
 // ------------------------------------------------------------------------------------------------------------ one pass
 
@@ -69,22 +68,23 @@ inline constexpr bool corrects = decltype(P::update)::needs_beta || decltype(P::
 /// What one pass over columns of a state works on: `Tokens` tokens to write, in order, and `Rows` queries a token.
 inline constexpr int most_tokens = 4, most_rows = 4;
 struct state_pass {
-    float* state = nullptr;                     ///< S [features][columns], `pitch` floats apart
+    float* state = nullptr;  ///< S [features][columns], `pitch` floats apart
     int64 features = 0, columns = 0, pitch = 0;
-    const float* ahead = nullptr;               ///< as many columns that come next: asked for meanwhile; or null
-    const float* key[most_tokens] = {};         ///< phi(k), [features]
-    const float* value[most_tokens] = {};       ///< u, [columns]
-    float alpha[most_tokens] = {};              ///< where heads forget as a whole
-    const float* alphas[most_tokens] = {};      ///< [features], where each feature has its own
-    const float* replacement = nullptr;         ///< d, [features], and
-    const float* removed = nullptr;             ///< r, [columns], of a single token
-    const float* query[2 * most_rows] = {};     ///< phi(q), [features]; token-major
-    float* numerator[2 * most_rows] = {};       ///< S^T phi(q), [columns]
+    const float* ahead = nullptr;            ///< as many columns that come next: asked for meanwhile; or null
+    const float* key[most_tokens] = {};      ///< phi(k), [features]
+    const float* value[most_tokens] = {};    ///< u, [columns]
+    float alpha[most_tokens] = {};           ///< where heads forget as a whole
+    const float* alphas[most_tokens] = {};   ///< [features], where each feature has its own
+    const float* replacement = nullptr;      ///< d, [features], and
+    const float* removed = nullptr;          ///< r, [columns], of a single token
+    const float* query[2 * most_rows] = {};  ///< phi(q), [features]; token-major
+    float* numerator[2 * most_rows] = {};    ///< S^T phi(q), [columns]
 };
 
 /// sum_r += phi(q_r)_f · s for one row f of the state.
 template <class Build, int Rows, int Vectors>
-SASH_INLINE void read_state_row(const float* const* query, int64 f, const floats (&s)[Vectors], floats (*sum)[Vectors]) {
+SASH_INLINE void read_state_row(const float* const* query, int64 f, const floats (&s)[Vectors],
+                                floats (*sum)[Vectors]) {
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
         const floats phi(query[r][f]);
@@ -176,11 +176,16 @@ void pass(const state_pass& p) {
 template <class Build, int Tokens, class Step>
 void pass(const state_pass& p, int64 rows) {
     switch (rows) {
-        case 0: return pass<Build, Tokens, 0, Step>(p);
-        case 1: return pass<Build, Tokens, 1, Step>(p);
-        case 2: return pass<Build, Tokens, 2, Step>(p);
-        case 3: return pass<Build, Tokens, 3, Step>(p);
-        default: return pass<Build, Tokens, 4, Step>(p);
+        case 0:
+            return pass<Build, Tokens, 0, Step>(p);
+        case 1:
+            return pass<Build, Tokens, 1, Step>(p);
+        case 2:
+            return pass<Build, Tokens, 2, Step>(p);
+        case 3:
+            return pass<Build, Tokens, 3, Step>(p);
+        default:
+            return pass<Build, Tokens, 4, Step>(p);
     }
 }
 
@@ -199,7 +204,8 @@ written_token token_in(const detail::state_store& store, const float* entry) {
     const auto row = [&](int place) {
         return place < 0 ? nullptr : numbers + detail::state_padding + place * store.feature_pitch;
     };
-    return {entry, value, numbers, row(rows::alpha), rows::lookup < 0 ? entry : row(rows::lookup), row(rows::replacement)};
+    return {
+        entry, value, numbers, row(rows::alpha), rows::lookup < 0 ? entry : row(rows::lookup), row(rows::replacement)};
 }
 
 /// Up to `most_of_block` tokens and the queries that read after each, token-major.
@@ -442,7 +448,7 @@ void read_gate_row(const recurrent_task<P>& at, const input& x, int64 token, flo
 template <class Build, class P>
 void pack_decay(const recurrent_task<P>& at, int64 token, float* numbers, float* alphas) {
     using Decay = decltype(P::decay);
-    constexpr bool map_keeps = ask::map_memory<decltype(P::map)> > 0;
+    constexpr bool map_keeps = ask::map_memory < decltype(P::map) >> 0;
     numbers[detail::entry_alpha] = 1;
     if constexpr (ask::per_channel<Decay>) {
         read_gate_row<Build>(at, at.call.decay, token, at.rows.gate);
@@ -479,7 +485,8 @@ void pack_correction(const recurrent_task<P>& at, int64 token, const written_tok
             detail::number_at(at.call.beta, token, at.heads.of_state(at.state, at.dims.gate_heads));
         if constexpr (rows::looks_up)
             for (int64 f = 0; f < at.store.feature_pitch; f += lanes<Build>)
-                store(lookup + f, load(to.key + f) * (to.alphas ? load(to.alphas + f) : floats(numbers[detail::entry_alpha])));
+                store(lookup + f,
+                      load(to.key + f) * (to.alphas ? load(to.alphas + f) : floats(numbers[detail::entry_alpha])));
     }
 }
 
@@ -576,8 +583,7 @@ void finish_rows(const recurrent_task<P>& at, const token_block& b, int64 first)
             const float sum = b.denominator[r] + by.epsilon, mass = sum < by.least ? by.least : sum;
             divide_row<Build>(row, at.store.value_pitch, mass);
             if (at.call.lse)
-                at.call.lse[token * at.dims.heads + head] =
-                    detail::is_zero(mass) ? minus_infinity() : std::log(mass);
+                at.call.lse[token * at.dims.heads + head] = detail::is_zero(mass) ? minus_infinity() : std::log(mass);
         } else {
             scale_row<Build>(row, at.store.value_pitch, at.call.scale);
         }
@@ -594,8 +600,13 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
     const detail::state_heads heads = detail::heads_of_states(policy, s);
     token_block b;
     b.rows = call.reads ? heads.readers : 0;
-    const recurrent_task<P> at{
-        policy, s, store, call, heads, state, divide_scratch<Build>(scratch, policy, s, store, most_of_block * heads.readers)};
+    const recurrent_task<P> at{policy,
+                               s,
+                               store,
+                               call,
+                               heads,
+                               state,
+                               divide_scratch<Build>(scratch, policy, s, store, most_of_block * heads.readers)};
     b.query = at.rows.query;
     b.numerator = at.rows.numerator;
     b.denominator = at.rows.denominator;
