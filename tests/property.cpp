@@ -189,7 +189,7 @@ tolerance tolerance_of(const random_case& c) {
     // neighbours. (By quarter turns nothing is rounded, so these are compared tightly.)
     const bool neighbours = c.element != 0 && c.pairs > 0 && c.by_library && !c.quarter_turns && !c.is(form::no_cache);
     if (neighbours) return {c.element == 1 ? 0.006 : 0.05, 1e-5};
-    // Where the machine multiplies bfloat16, weights are rounded to it (half an ulp is 2^-9, and values reach 1.74), and so
+    // Where the machine multiplies bfloat16, weights are rounded to it (half an ulp is 2^-8 at most, and values reach 1.74), and so
     // are queries that had to be turned.
     const bool words = sash::cpu::multiplies_pairs<sash::build::here> && c.element == 2 && c.query_type == 2;
     if (words) return {c.pairs > 0 && !c.quarter_turns ? 0.05 : 0.008, 1e-5};

@@ -14,7 +14,9 @@ namespace sash {
 ///     out[t, h] = Σ_j softmax_j(score(q[t, h], k[j])) v[j]     over the keys j that the policy shows to position length + t
 ///
 /// What is attended is what is stored: key and value rounded to the cache's element. Scores and sums are fp32; against the same
-/// formula in double the error stays below 1e-6 + 1e-5 · |out| for scores of moderate size. A row that sees no key is exactly 0.
+/// formula in double the error stays below 1e-6 + 1e-5 · |out| for scores of moderate size. (Queries in bfloat16 over a cache
+/// in bfloat16, many at once, on a processor that multiplies bfloat16: weights are rounded to it, and a row is within 2^-8 of
+/// the weighted mean of |v|. Its lse is as exact as ever.) A row that sees no key is exactly 0.
 /// A key that a row does not see has no influence on it, whatever its bits; a visible NaN propagates. T = 0 does nothing.
 ///
 /// Cost: O(visible keys · heads · (key_dim + value_dim)). Allocates: storage as the cache grows, scratch until its largest call;

@@ -1,4 +1,4 @@
-// expected-error {{sash: Element must be float, sash::float16 or sash::bfloat16}}
+// expected-error {{sash: Element must be float, sash::float16, sash::bfloat16 or sash::int8_rows}}
 #include <sash/sash.hpp>
 
 #ifdef CORRECTED

@@ -343,8 +343,8 @@ floats largest_score(const query_tile<Build>& tile, int column, int first, int l
 }
 
 /// 2^(score - base) of one register of rows in place, lanes [first, last); returns their sum. As words of two bfloat16
-/// word i is lanes 2 i and 2 i + 1, the lanes are an even number from an even one on, and the sum is that of the
-/// rounded weights: a mean of equal values is that value.
+/// word i is lanes 2 i and 2 i + 1, and the lanes are an even number from an even one on; the sum is that of the weights
+/// before they are rounded, so that log-sum-exps are what they are without words.
 template <class Build, class Number>
 floats weights_of_scores(query_tile<Build>& tile, int column, int first, int last, floats base) {
     constexpr int64 pitch = query_tile<Build>::capacity;
@@ -359,13 +359,12 @@ floats weights_of_scores(query_tile<Build>& tile, int column, int first, int las
         }
     } else {
         auto* words = reinterpret_cast<std::int32_t*>(scores);
-        const integers ones = pairs(floats(1.0f), floats(1.0f));
 #pragma GCC unroll 2
         for (int lane = first; lane < last; lane += 2) {
-            const float* even = scores + lane * pitch;
-            const integers word = pairs_of_normal(exp2(load(even) - base), exp2(load(even + pitch) - base));
-            store(words + lane / 2 * pitch, word);
-            sum = multiply_add(word, ones, sum);
+            const float* from = scores + lane * pitch;
+            const floats even = exp2(load(from) - base), odd = exp2(load(from + pitch) - base);
+            store(words + lane / 2 * pitch, pairs_of_normal(even, odd));
+            sum = sum + (even + odd);
         }
     }
     return sum;
