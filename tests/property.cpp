@@ -85,7 +85,8 @@ struct operands {
     operands(const random_case& c, int64 tokens, int64 queries, numbers& random) {
         const sash::shape s = c.shape();
         // Keys that turn by quarters stay exact only if they are exact in every storage type.
-        const int64 key_type = c.quarter_turns && c.by_library && c.element != 0 ? c.element : c.key_type;
+        const bool narrow = c.element == 1 || c.element == 2;
+        const int64 key_type = c.quarter_turns && c.by_library && narrow ? c.element : c.key_type;
         query = random_tensor(queries, s.query_heads, s.key_dim, c.query_type, c.query_lies, random);
         key = random_tensor(tokens, s.key_heads, s.key_dim, key_type, c.key_lies, random);
         value = random_tensor(tokens, s.value_heads, s.value_dim, c.value_type, c.value_lies, random);
@@ -478,6 +479,8 @@ void run_any_element(const random_case& c, const P& policy, const scoring& score
             return run_with<P, sash::float16>(c, policy, scores, random);
         case 2:
             return run_with<P, sash::bfloat16>(c, policy, scores, random);
+        case 3:
+            return run_with<P, sash::int8_rows>(c, policy, scores, random);
         default:
             return run_with<P, float>(c, policy, scores, random);
     }

@@ -282,7 +282,7 @@ inline random_case draw(std::uint64_t seed) {
     c.seed = static_cast<int64>(seed >> 33);
     const auto sometimes = [&](int64 one_in, int64 value) { return random.one_in(one_in) ? value : 0; };
     c.policy = random.pick({0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 4, 5, 6, 7});
-    c.element = random.pick({0, 0, 1, 2});
+    c.element = random.pick({0, 0, 1, 2, 3});
     c.form = random.pick({0, 0, 0, 1, 2, 3, 4});
     c.sequences = random.between(1, 4);
     c.varied = random.below(2);
