@@ -103,7 +103,7 @@ private:
 /// A source of memory for caches that come and go row by row: a stack that is empty again when all of them are gone.
 inline sash::memory_source reused_memory() {
     struct stack {
-        machine::huge_memory memory{std::size_t{1536} << 20};
+        machine::huge_memory memory{std::size_t{2560} << 20};
         std::size_t used = 0, pieces = 0;
     };
     static stack here;

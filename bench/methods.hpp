@@ -171,6 +171,7 @@ using cache_of = sash::kv_cache<decltype(std::declval<Method>().policy()), typen
 template <class Policy, class Element>
 void append_until(int64 length, const gated_prompt<Policy>& tokens, sash::kv_cache<Policy, Element>& cache,
                   sash::workspace& scratch) {
+    cache.reserve(length);
     while (cache.length() < length) {
         const int64 n = std::min(length - cache.length(), tokens.tokens);
         sash::append(tokens.slice(0, n), cache, {.run = sash::serial{}, .workspace = &scratch});
@@ -178,6 +179,7 @@ void append_until(int64 length, const gated_prompt<Policy>& tokens, sash::kv_cac
 }
 
 /// Layers of a batch of sequences that come from memory: a step takes one token for each sequence of the next layer.
+/// (Small sequences count as a megabyte: a cache has room for more tokens than it shows, and all of it must fit.)
 /// Each layer has weights of its own, which its sequences share.
 template <class Method>
 class cold_sequences {
@@ -187,7 +189,8 @@ public:
 
     cold_sequences(const Method& m, int64 batch)
         : tokens_(m.policy(), m.shape(), std::max<int64>(batch, 256)),
-          layers_(static_cast<double>(batch) * m.held() + m.shared(), [&] { return layer(*this, m, batch); }) {
+          layers_(static_cast<double>(batch) * std::max(m.held(), 1e6) + m.shared(),
+                  [&] { return layer(*this, m, batch); }) {
         for (std::size_t i = 0; i < layers_.count(); ++i) step();  // the first step touches new memory
     }
 

@@ -19,7 +19,7 @@ public:
     virtual void reset() = 0;
     virtual void append(int64 tokens, const void* key, const void* value) = 0;  ///< to every layer
     virtual void attend(int64 tokens, const void* query, const void* key, const void* value, const float* decay,
-                        void* out) = 0;
+                        const float* beta, void* out) = 0;
     virtual void read(const void* query, void* out) = 0;  ///< one token that sees every key
 };
 
@@ -37,17 +37,12 @@ public:
             for (auto& cache : caches_) sash::append(keys(n, key), keys(n, value), cache, {.run = sash::serial{}});
     }
     void attend(int64 n, const void* query, const void* key, const void* value, [[maybe_unused]] const float* decay,
-                void* out) override {
-        typename sash::kv_cache<Policy, Element>::tokens tokens = [&] {
-            if constexpr (sash::detail::takes_decay<Policy>)
-                return sash::tokens_of<Policy>{.query = queries(n, query),
-                                               .key = keys(n, key),
-                                               .value = keys(n, value),
-                                               .decay = {decay, n, dims().kv_heads, 1}};
-            else
-                return sash::tokens_of<Policy>{
-                    .query = queries(n, query), .key = keys(n, key), .value = keys(n, value)};
-        }();
+                [[maybe_unused]] const float* beta, void* out) override {
+        auto tokens = sash::detail::query_alone<Policy>(queries(n, query));
+        tokens.key = keys(n, key);
+        tokens.value = keys(n, value);
+        if constexpr (sash::detail::takes_decay<Policy>) tokens.decay = {decay, n, dims().kv_heads, 1};
+        if constexpr (sash::detail::takes_beta<Policy>) tokens.beta = {beta, n, dims().kv_heads, 1};
         sash::attend(tokens, next(), rows(n, out), {.run = sash::serial{}, .workspace = &scratch_});
     }
     void read(const void* query, void* out) override {
@@ -86,6 +81,13 @@ std::unique_ptr<layers> make(int64 count, int64 window, int64 sinks, const sash:
     return std::make_unique<layers_of<sash::full, Element>>(count, sash::full{}, shape);
 }
 
+template <class FeatureMap, class Update>
+layers* linear_layers(int64 count, int64 heads, int64 dim) {
+    using gated = sash::linear<FeatureMap, sash::per_head_and_token, Update, sash::no_normaliser>;
+    const sash::shape shape{.heads = heads, .kv_heads = heads, .head_dim = dim};
+    return std::make_unique<layers_of<gated, float>>(count, gated{}, shape).release();
+}
+
 }  // namespace
 
 extern "C" {
@@ -103,16 +105,18 @@ layers* sash_layers(int is_bfloat16, int64 count, int64 window, int64 sinks, int
 }
 /// `count` layers of gated linear attention: S = exp(decay) S + k vᵀ, row = scale · Sᵀ q.
 layers* sash_linear_layers(int64 count, int64 heads, int64 dim) {
-    using gated = sash::linear<sash::identity, sash::per_head_and_token, sash::additive, sash::no_normaliser>;
-    const sash::shape shape{.heads = heads, .kv_heads = heads, .head_dim = dim};
-    return std::make_unique<layers_of<gated, float>>(count, gated{}, shape).release();
+    return linear_layers<sash::identity, sash::additive>(count, heads, dim);
+}
+/// … of the gated delta rule, for keys of length 1.
+layers* sash_delta_layers(int64 count, int64 heads, int64 dim) {
+    return linear_layers<sash::normalised_by_caller, sash::delta>(count, heads, dim);
 }
 void sash_free(layers* l) { delete l; }
 void sash_reset(layers* l) { l->reset(); }
 void sash_append(layers* l, int64 tokens, const void* key, const void* value) { l->append(tokens, key, value); }
 void sash_attend(layers* l, int64 tokens, const void* query, const void* key, const void* value, const float* decay,
-                 void* out) {
-    l->attend(tokens, query, key, value, decay, out);
+                 const float* beta, void* out) {
+    l->attend(tokens, query, key, value, decay, beta, out);
 }
 void sash_read(layers* l, const void* query, void* out) { l->read(query, out); }
 

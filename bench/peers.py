@@ -30,7 +30,8 @@ PACKAGES = ["torch", "transformers", "onnx", "onnxruntime", "flash-linear-attent
 COLUMNS = {"as installed": {}, "MKL AVX-512": {"preload": True}}
 SOURCE = Path(__file__).resolve().parent.parent
 
-# A row: what is measured; beginnings of the names of the peers that its goal is held against (all if empty); must, aim.
+# A row: what is measured; beginnings of the names of the peers that its goal is held against (all if empty); must, aim,
+# or these for each column.
 GOALS = {
     "prefill f32 d128 n2048": ([], 1.3, 1.5),
     "prefill f32 d64 n2048": ([], 1.35, 1.6),
@@ -45,6 +46,8 @@ GOALS = {
     "windowed decode f32 1024 + 4 of 16384": (["torch", "transformers"], 2.5, 3.5),
     "linear decode 32 heads 128 x 128": (["torch"], 1.7, 2.0),
     "linear decode 32 heads 128 x 128, fla": (["fla"], 6, 8),
+    "linear prefill 32 heads 128 x 128 n2048": (["fla"], {"as installed": (3.5, 4.5), "MKL AVX-512": (2.5, 3.2)}),
+    "gated delta prefill 32 heads 128 x 128 n2048": (["fla"], {"as installed": (4, 5), "MKL AVX-512": (3, 4)}),
 }
 
 
@@ -61,15 +64,16 @@ class Sash:
         integer, pointer = ctypes.c_int64, ctypes.c_void_p
         self.library.sash_layers.restype = pointer
         self.library.sash_layers.argtypes = [ctypes.c_int] + 6 * [integer]
-        self.library.sash_linear_layers.restype = pointer
-        self.library.sash_linear_layers.argtypes = 3 * [integer]
+        for make in [self.library.sash_linear_layers, self.library.sash_delta_layers]:
+            make.restype, make.argtypes = pointer, 3 * [integer]
         self.library.sash_append.argtypes = [pointer, integer, pointer, pointer]
-        self.library.sash_attend.argtypes = [pointer, integer] + 5 * [pointer]
+        self.library.sash_attend.argtypes = [pointer, integer] + 6 * [pointer]
         self.library.sash_read.argtypes = 3 * [pointer]
         self.library.sash_reset.argtypes = self.library.sash_free.argtypes = [pointer]
 
-    def layers(self, *arguments, linear=False):
-        make = self.library.sash_linear_layers if linear else self.library.sash_layers
+    def layers(self, *arguments, kind=""):
+        """kind: "" for softmax, "linear" or "delta"."""
+        make = getattr(self.library, f"sash_{kind}_layers" if kind else "sash_layers")
         return Layers(self.library, make(*arguments))
 
 
@@ -88,9 +92,9 @@ class Layers:
     def append(self, k, v):
         self.library.sash_append(self.handle, k.shape[0], k.data_ptr(), v.data_ptr())
 
-    def attend(self, q, k, v, out, decay=None):
-        self.library.sash_attend(self.handle, q.shape[0], q.data_ptr(), k.data_ptr(), v.data_ptr(),
-                                 decay.data_ptr() if decay is not None else None, out.data_ptr())
+    def attend(self, q, k, v, out, decay=None, beta=None):
+        given = lambda x: x.data_ptr() if x is not None else None
+        self.library.sash_attend(self.handle, q.shape[0], *map(given, [q, k, v, decay, beta, out]))
 
     def read(self, q, out):
         self.library.sash_read(self.handle, q.data_ptr(), out.data_ptr())
@@ -452,7 +456,7 @@ def linear_decode_rows(bench, torch_peer):
     t = Tensors(torch, 1, 1, dim, torch.float32, heads, heads)
     decay = -torch.rand(1, heads, 1)
     factor = decay.exp().reshape(heads, 1, 1)
-    layers = bench.sash.layers(count, heads, dim, linear=True)
+    layers = bench.sash.layers(count, heads, dim, kind="linear")
     bytes = 2 * heads * dim * dim * 4
     q, k, v = [x[0] for x in t.theirs]  # [heads, 1, dim]
     scale = dim ** -0.5
@@ -497,10 +501,45 @@ def linear_decode_rows(bench, torch_peer):
 
         return run
 
-    layers = bench.sash.layers(count, heads, dim, linear=True)  # at the same token as theirs again
+    layers = bench.sash.layers(count, heads, dim, kind="linear")  # at the same token as theirs again
     bench.row(name + ", fla", bytes, bench.sash.library.sash_read_bandwidth, ours,
               {"fla naive simple_gla": fla(naive_recurrent_simple_gla, decay.reshape(1, 1, heads)),
                "fla naive gla": fla(naive_recurrent_gla, per_channel)}, 1e-4, calls=8)
+
+
+def linear_prefill_rows(bench, torch_peer):
+    """A prompt of 2048 tokens, with a decay by head and token, against the chunked forms of flash-linear-attention. The
+    work is that of a state's update and its read: 4 · 128 · 128 a token and head."""
+    torch, heads, dim, n = torch_peer.torch, 32, 128, 2048
+    names = [f"{kind} prefill {heads} heads {dim} x {dim} n{n}" for kind in ["linear", "gated delta"]]
+    if not any(map(bench.wants, names)):
+        return
+    try:
+        from fla.ops.gated_delta_rule.naive import naive_chunk_gated_delta_rule
+        from fla.ops.simple_gla.naive import naive_chunk_simple_gla
+    except Exception as problem:
+        bench.missing["flash-linear-attention, chunked"] = f"{type(problem).__name__}: {problem}"
+        return
+    t = Tensors(torch, n, n, dim, torch.float32, heads, heads)
+    unit = torch.nn.functional.normalize
+    t.q, t.k = unit(t.q, dim=-1), unit(t.k, dim=-1)
+    make = torch.Generator().manual_seed(2)
+    decay, beta = -0.1 * torch.rand(n, heads, generator=make), torch.rand(n, heads, generator=make)
+    rows = [x.unsqueeze(0) for x in (t.q, t.k, t.v, decay)]
+    work = 4 * dim * dim * heads * n
+    for name, kind, gates, theirs in [
+            (names[0], "linear", {}, lambda: naive_chunk_simple_gla(*rows)),
+            (names[1], "delta", {"beta": beta}, lambda: naive_chunk_gated_delta_rule(*rows, beta.unsqueeze(0)))]:
+        if not bench.wants(name):
+            continue
+        layers = bench.sash.layers(1, heads, dim, kind=kind)
+
+        def ours():
+            layers.reset()
+            layers.attend(t.q, t.k, t.v, t.out, decay, **gates)
+            return t.out
+
+        bench.row(name, work, peak_of(bench, False), ours, {"fla naive chunk": lambda: theirs()[0][0]}, 1e-4)
 
 
 def measure(options):
@@ -513,6 +552,7 @@ def measure(options):
         onnx = None
         bench.missing["ONNX Runtime"] = str(problem)
     linear_decode_rows(bench, torch_peer)
+    linear_prefill_rows(bench, torch_peer)
     windowed_decode_rows(bench, torch_peer, onnx)
     decode_rows(bench, torch_peer, onnx)
     prefill_rows(bench, torch_peer, onnx)
@@ -577,18 +617,26 @@ def run_column(options, python, library, name, settings):
 
 
 def judge(name, columns):
-    """The goal of a row, held against the smallest ratio in any column."""
+    """The goal of a row, held against the peer and column that come closest to it."""
     if name not in GOALS:
         return None
-    against, must, aim = GOALS[name]
-    ratios = {f"{peer}, {column}": r["ratio"] for column, result in columns.items()
+    against, *limits = GOALS[name]
+
+    def limits_in(column):
+        if isinstance(limits[0], dict):  # where there is one column MKL needs no help to take its AVX-512 path
+            return limits[0][column if len(columns) > 1 else "MKL AVX-512"]
+        return limits
+
+    ratios = {(f"{peer}, {column}", limits_in(column)[0], limits_in(column)[1]): r["ratio"]
+              for column, result in columns.items()
               for peer, r in result["rows"].get(name, {"peers": {}})["peers"].items()
               if "ratio" in r and peer.startswith(tuple(against) or "")}
     if not ratios:
+        must, aim = limits_in(next(iter(columns)))
         return {"must": must, "aim": aim, "measured": None, "ok": False, "best peer": "none could be run"}
-    best = min(ratios, key=ratios.get)
-    return {"must": must, "aim": aim, "measured": ratios[best], "best peer": best, "ok": ratios[best] >= must,
-            "reaches aim": ratios[best] >= aim}
+    best, must, aim = closest = min(ratios, key=lambda at: ratios[at] / at[1])
+    return {"must": must, "aim": aim, "measured": ratios[closest], "best peer": best, "ok": ratios[closest] >= must,
+            "reaches aim": ratios[closest] >= aim}
 
 
 def print_table(columns, judgements):

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Plots of decode cost against stream position and of prefill cost against length, from the JSON of the benchmarks.
+"""Plots of decode cost against stream position, of prefill cost against length, and of windows against linear attention,
+from the JSON of the benchmarks; any of them.
 
     build/bench/bench_stream  --benchmark_out=stream.json  --benchmark_out_format=json
     build/bench/bench_prefill --benchmark_out=prefill.json --benchmark_out_format=json
-    python3 bench/plot.py --stream stream.json --prefill prefill.json --output bench
+    build/bench/boundary --json boundary.json
+    python3 bench/plot.py --stream stream.json --prefill prefill.json --boundary boundary.json --output bench
 
-Writes decode.svg and prefill.svg, which follow the reader's light or dark theme. It needs nothing but Python.
+Writes decode.svg, prefill.svg and boundary.svg, which follow the reader's light or dark theme. It needs nothing but
+Python.
 """
 import argparse
 import json
@@ -24,11 +27,17 @@ STYLE = """
   .line { fill: none; stroke-width: 2.2 }
   .full { stroke: #c4532d; fill: #c4532d } .window { stroke: #1f77b4; fill: #1f77b4 }
   .linear { stroke: #3a8f4c; fill: #3a8f4c }
-  text.full, text.window, text.linear { stroke: none }
+  .Hedgehog { stroke: #7b4fb5; fill: #7b4fb5 } .LoLCATs { stroke: #b5478a; fill: #b5478a }
+  .Liger { stroke: #b8860b; fill: #b8860b } .GLA { stroke: #3a8f4c; fill: #3a8f4c }
+  .Mamba-2 { stroke: #c4532d; fill: #c4532d } .gated-delta { stroke: #2a9d9d; fill: #2a9d9d }
+  text[class] { stroke: none }
   @media (prefers-color-scheme: dark) {
     text { fill: #ccc } .axis { stroke: #999 }
     .full { stroke: #ff8f66; fill: #ff8f66 } .window { stroke: #6cb6ff; fill: #6cb6ff }
     .linear { stroke: #7fd694; fill: #7fd694 }
+    .Hedgehog { stroke: #b794f0; fill: #b794f0 } .LoLCATs { stroke: #f08fc6; fill: #f08fc6 }
+    .Liger { stroke: #e3b341; fill: #e3b341 } .GLA { stroke: #7fd694; fill: #7fd694 }
+    .Mamba-2 { stroke: #ff8f66; fill: #ff8f66 } .gated-delta { stroke: #6fd6d6; fill: #6fd6d6 }
   }
 """
 
@@ -45,6 +54,16 @@ def series(file, names, argument, dim=None):
             unit = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1}[run["time_unit"]]
             points[parts[0]].append((int(values[argument]), run["real_time"] * unit))
     return {name: sorted(p) for name, p in points.items() if p}
+
+
+def boundary(file, batch):
+    """{name: [(keys, seconds)]}: a line for the windows, and a level for each linear method."""
+    steps = [s for s in json.loads(Path(file).read_text())["decode"] if s["batch"] == batch]
+    lines = {"window": sorted((s["keys"], s["seconds"]) for s in steps if s["name"] == "window")}
+    ends = [keys for keys, _ in lines["window"]]
+    lines.update({s["name"].replace(" ", "-"): [(keys, s["seconds"]) for keys in (ends[0], ends[-1])]
+                  for s in steps if s["states"] > 0})
+    return lines
 
 
 def number(x):
@@ -111,19 +130,28 @@ def plot(title, labels, lines, x_label, y_label, ticks):
 
 def main():
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parse.add_argument("--stream", required=True, help="JSON of bench_stream")
-    parse.add_argument("--prefill", required=True, help="JSON of bench_prefill")
-    parse.add_argument("--output", type=Path, default=Path(__file__).parent, help="folder for the two SVG files")
+    parse.add_argument("--stream", help="JSON of bench_stream")
+    parse.add_argument("--prefill", help="JSON of bench_prefill")
+    parse.add_argument("--boundary", help="JSON of boundary")
+    parse.add_argument("--output", type=Path, default=Path(__file__).parent, help="folder for the SVG files")
     options = parse.parse_args()
     labels = {"full": "full attention", "window": "window 1024 + 4 sinks", "linear": "linear, elu + 1"}
-    (options.output / "decode.svg").write_text(plot(
-        "One token of decoding, 32 / 8 heads of 128, one layer", labels,
-        series(options.stream, labels, "position"), "position in the stream", "thread CPU time a token",
-        [256, 1024, 4096, 16384, 65536, 262144, 1000000]))
-    (options.output / "prefill.svg").write_text(plot(
-        "Prefill of a prompt, 8 / 2 heads of 128, one layer", labels,
-        series(options.prefill, labels, "n", dim=128), "tokens of the prompt", "thread CPU time of the prompt",
-        [256, 512, 1024, 2048, 4096, 8192]))
+    if options.stream:
+        (options.output / "decode.svg").write_text(plot(
+            "One token of decoding, 32 / 8 heads of 128, one layer", labels,
+            series(options.stream, labels, "position"), "position in the stream", "thread CPU time a token",
+            [256, 1024, 4096, 16384, 65536, 262144, 1000000]))
+    if options.prefill:
+        (options.output / "prefill.svg").write_text(plot(
+            "Prefill of a prompt, 8 / 2 heads of 128, one layer", labels,
+            series(options.prefill, labels, "n", dim=128), "tokens of the prompt", "thread CPU time of the prompt",
+            [256, 512, 1024, 2048, 4096, 8192]))
+    if options.boundary:
+        lines = boundary(options.boundary, batch=64)
+        (options.output / "boundary.svg").write_text(plot(
+            "A window or a state: one token of each of 64 sequences, 32 / 8 heads of 128",
+            {name: name.replace("-d", " d") for name in lines}, lines, "keys that the window shows, 4 sinks among them",
+            "time a token", [4 ** i for i in range(3, 9)]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The tables of README.md, as Markdown, from what `goals --json` and `peers.py --json` wrote.
+"""The tables of README.md, as Markdown, from what `goals --json`, `peers.py --json` and `boundary --json` wrote.
 
-    python3 bench/report.py --goals goals.json --peers peers.json
+    python3 bench/report.py --goals goals.json --peers peers.json --boundary boundary.json
 """
 import argparse
 import json
@@ -49,12 +49,37 @@ def peers_table(found):
     return lines
 
 
+def boundary_tables(found):
+    mib = lambda bytes: f"{bytes / 2**20:.2f}"
+    lines = ["| | states | MiB a sequence | MiB moved a token | tokens/s | of the read bandwidth |", "|---|---|---|---|---|---|"]
+    for row in found["equal memory"]:
+        name = f"{row['name']}, {row['keys']} keys" if row["keys"] else row["name"]
+        lines.append(f"| {name} | {row['states'] or ''} | {mib(row['held'])} | {mib(row['moved'])} | "
+                     f"{1 / row['seconds']:,.0f} | {row['moved'] / row['seconds'] / found['bytes read']:.2f} |")
+    batches = [key for key in found["crossings"][0] if key.startswith("faster, batch")]
+    names = ["smaller", "smaller, measured", "faster", *batches, "faster in prompts"]
+    lines += ["", "| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    keys = lambda x: "none" if x is None else x or "all"
+    for row in found["crossings"]:
+        lines.append(f"| {row['name']} | " + " | ".join(str(keys(row[name])) for name in names) + " |")
+    positions = sorted({row["position"] for row in found["stream"]})
+    lines += ["", "| µs a token at position | " + " | ".join(f"{p:,}" for p in positions) + " |",
+              "|---|" + "---|" * len(positions)]
+    costs = {}
+    for row in found["stream"]:
+        name = f"{row['name']}, {row['keys']} keys" if row["keys"] else row["name"]
+        costs.setdefault(name, []).append(f"{row['seconds'] * 1e6:.1f}")
+    return lines + [f"| {name} | " + " | ".join(cells) + " |" for name, cells in costs.items()]
+
+
 def main():
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("--goals", type=Path)
     parse.add_argument("--peers", type=Path)
+    parse.add_argument("--boundary", type=Path)
     options = parse.parse_args()
-    for file, table in [(options.goals, goals_table), (options.peers, peers_table)]:
+    for file, table in [(options.goals, goals_table), (options.peers, peers_table),
+                        (options.boundary, boundary_tables)]:
         if file:
             print("\n".join(table(json.loads(file.read_text()))), end="\n\n")
 
