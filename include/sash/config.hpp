@@ -146,6 +146,13 @@ struct error : std::invalid_argument {
 
 namespace detail {
 
+/// std::bit_cast, but always inlined: without optimisation that is a function, of which a program that links files for
+/// different processors keeps any one.
+template <class To, class From>
+SASH_INLINE constexpr To bit_cast(From x) {
+    return __builtin_bit_cast(To, x);
+}
+
 /// A message put together from text and numbers without a heap: it is made on the cold path only.
 struct message {
     char text[384];

@@ -22,7 +22,7 @@ namespace detail {
 /// Is this the logarithm of a factor? Bits are looked at, not values: a compiler told that there is no NaN must not
 /// drop the check.
 SASH_INLINE constexpr bool is_decay(float g) {
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(g);
+    const std::uint32_t bits = sash::detail::bit_cast<std::uint32_t>(g);
     return ((bits - 0x80000000u <= 0x7f800000u) | (bits == 0)) != 0;
 }
 
@@ -193,7 +193,7 @@ void check_beta(const input& beta) {
     for (int64 t = 0; t < beta.tokens; ++t)
         for (int64 h = 0; h < beta.heads; ++h) {
             const float b = number_at(beta, t, h);
-            const std::uint32_t bits = std::bit_cast<std::uint32_t>(b);
+            const std::uint32_t bits = sash::detail::bit_cast<std::uint32_t>(b);
             require<Build>(bits <= 0x40000000u || bits == 0x80000000u, "beta of token ", t, ", gate head ", h, " is ",
                            b, ", must be 0 to 2");
         }

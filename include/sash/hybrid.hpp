@@ -90,7 +90,7 @@ struct convex {
     SASH_INLINE constexpr mixture operator()(int64, const row_masses&) const { return {window, linear}; }
     template <class Refuse>
     constexpr void validate(Refuse&& refuse, const shape&) const {
-        const auto is_finite = [](float x) { return (std::bit_cast<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u; };
+        const auto is_finite = [](float x) { return (sash::detail::bit_cast<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u; };
         if (!is_finite(window) || !is_finite(linear))
             refuse("the parts weigh ", window, " and ", linear, ": both must be finite");
     }

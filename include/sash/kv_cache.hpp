@@ -113,7 +113,7 @@ public:
     /// Forgets every token, keeps the memory; auxiliary floats become 0.
     SASH_INLINE void reset() { detail::reset_cache<build_>(data_); }
 
-    /// Floats that copies, checkpoints, files and reset carry along: [storage.auxiliary], zero at first.
+    /// Floats that copies, checkpoints, files and reset carry along, but no rollback: [storage.auxiliary], zero at first.
     SASH_INLINE std::span<float> auxiliary() {
         float* data = detail::auxiliary<build_>(data_);
         return {data, static_cast<std::size_t>(data_.auxiliary.size)};
@@ -127,7 +127,8 @@ public:
     /// Can the last `count` tokens be taken back, so that nothing shows they were ever there? Always for a growing cache; for
     /// a window that has slid and for a state, as far as rollback_slack reaches.
     SASH_INLINE bool can_rollback(int64 count) const { return detail::can_rollback_cache<build_>(data_, count); }
-    /// Takes back the last `count` tokens, or throws sash::error and changes nothing. Allocates nothing.
+    /// Takes back the last `count` tokens, or throws sash::error and changes nothing. Allocates nothing. The auxiliary floats
+    /// stay what they are: whoever keeps the last inputs of a convolution there puts them back, or uses a checkpoint.
     SASH_INLINE void rollback(int64 count) {
         if (!can_rollback(count)) detail::refuse_rollback<build_>(count, length(), data_.options.rollback_slack);
         detail::rollback_cache<build_>(data_, count);

@@ -23,9 +23,9 @@ namespace detail {
 
 /// Infinities are made and recognised by their bits: compilers told that there are none (-ffast-math) fold
 /// comparisons away.
-SASH_INLINE constexpr float minus_infinity() { return std::bit_cast<float>(0xff800000u); }
-SASH_INLINE constexpr bool is_zero(float x) { return std::bit_cast<std::uint32_t>(x) << 1 == 0; }
-SASH_INLINE constexpr bool is_minus_infinity(float x) { return std::bit_cast<std::uint32_t>(x) == 0xff800000u; }
+SASH_INLINE constexpr float minus_infinity() { return sash::detail::bit_cast<float>(0xff800000u); }
+SASH_INLINE constexpr bool is_zero(float x) { return sash::detail::bit_cast<std::uint32_t>(x) << 1 == 0; }
+SASH_INLINE constexpr bool is_minus_infinity(float x) { return sash::detail::bit_cast<std::uint32_t>(x) == 0xff800000u; }
 
 }  // namespace detail
 

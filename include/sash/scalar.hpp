@@ -15,21 +15,21 @@ SASH_INLINE constexpr float widen_float16(std::uint16_t h) {
     const std::uint32_t exponent = (h >> 10) & 0x1fu;
     std::uint32_t fraction = h & 0x3ffu;
     if (exponent == 0x1f)
-        return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13 | (fraction ? 0x400000u : 0u));
-    if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
-    if (fraction == 0) return std::bit_cast<float>(sign);
+        return sash::detail::bit_cast<float>(sign | 0x7f800000u | fraction << 13 | (fraction ? 0x400000u : 0u));
+    if (exponent != 0) return sash::detail::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+    if (fraction == 0) return sash::detail::bit_cast<float>(sign);
     std::uint32_t scale = 113;  // subnormal: shift until the leading one is where binary32 does not store it
     while ((fraction & 0x400u) == 0) {
         fraction <<= 1;
         --scale;
     }
-    return std::bit_cast<float>(sign | scale << 23 | (fraction & 0x3ffu) << 13);
+    return sash::detail::bit_cast<float>(sign | scale << 23 | (fraction & 0x3ffu) << 13);
 }
 
 /// binary32 -> binary16, round to nearest, ties to even; overflow to infinity, NaN stays NaN (quiet, high payload
 /// bits).
 SASH_INLINE constexpr std::uint16_t narrow_float16(float x) {
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
+    const std::uint32_t bits = sash::detail::bit_cast<std::uint32_t>(x);
     const std::uint32_t sign = (bits >> 16) & 0x8000u;
     const std::uint32_t magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
@@ -46,11 +46,11 @@ SASH_INLINE constexpr std::uint16_t narrow_float16(float x) {
     return static_cast<std::uint16_t>(sign | (base + kept + up));
 }
 
-SASH_INLINE constexpr float widen_bfloat16(std::uint16_t h) { return std::bit_cast<float>(std::uint32_t(h) << 16); }
+SASH_INLINE constexpr float widen_bfloat16(std::uint16_t h) { return sash::detail::bit_cast<float>(std::uint32_t(h) << 16); }
 
 /// binary32 -> bfloat16, round to nearest, ties to even; NaN stays NaN (quiet).
 SASH_INLINE constexpr std::uint16_t narrow_bfloat16(float x) {
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
+    const std::uint32_t bits = sash::detail::bit_cast<std::uint32_t>(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);
     return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }

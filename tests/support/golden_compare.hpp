@@ -1,6 +1,6 @@
 #pragma once
 // Comparing with golden values, and feeding a case in calls of different lengths.
-#include "support/golden.hpp"
+#include "golden.hpp"
 
 #include <sash/view.hpp>
 

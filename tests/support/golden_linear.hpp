@@ -1,8 +1,8 @@
 #pragma once
 // A golden case of the linear family, every way that the library can compute it: in one call, token by token, in an
 // uneven cut and as a prefill that is continued, without a cache, and by the reference.
-#include "support/catch.hpp"
-#include "support/golden_compare.hpp"
+#include "catch.hpp"
+#include "golden_compare.hpp"
 
 #include <sash/reference.hpp>
 #include <sash/sash.hpp>

@@ -23,7 +23,7 @@ struct panel {
     int64 pitch;
 };
 
-SASH_INLINE bool is_finite(float x) { return (std::bit_cast<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u; }
+SASH_INLINE bool is_finite(float x) { return (sash::detail::bit_cast<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u; }
 SASH_INLINE bool is_finite(float16 x) { return (x.bits & 0x7c00u) != 0x7c00u; }
 SASH_INLINE bool is_finite(bfloat16 x) { return (x.bits & 0x7f80u) != 0x7f80u; }
 

@@ -38,14 +38,14 @@ float largest_magnitude(const float* row, int64 count) {
     int64 c = 0;
     for (; c + lanes <= count; c += lanes) take(cpu::load(row + c));
     if (c < count) take(cpu::load_up_to(row + c, count - c));
-    return std::bit_cast<float>(cpu::largest_of_lanes(largest));
+    return sash::detail::bit_cast<float>(cpu::largest_of_lanes(largest));
 }
 
 /// What a row of bytes is to be multiplied with; NaN where the row is not finite.
 template <class Build>
 float row_scale(const float* row, int64 count) {
     const float largest = largest_magnitude<Build>(row, count);
-    return is_finite(largest) ? largest / 127 : std::bit_cast<float>(0x7fc00000u);
+    return is_finite(largest) ? largest / 127 : sash::detail::bit_cast<float>(0x7fc00000u);
 }
 
 /// to[c] = row[c] / scale to nearest, between -127 and 127; 0 where the scale is 0 or NaN. `to` has room for whole

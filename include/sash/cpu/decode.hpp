@@ -85,12 +85,12 @@ void write_digits(const float* q, int64 dim, int64 pitch, std::int8_t* digits, f
     constexpr int64 width = lanes<Build>;
     constexpr int bits = 8 * query_digits - 3;
     const float largest = detail::largest_magnitude<Build>(q, dim);
-    const int exponent = static_cast<int>(std::bit_cast<std::uint32_t>(largest) >> 23);
+    const int exponent = static_cast<int>(sash::detail::bit_cast<std::uint32_t>(largest) >> 23);
     const int counted =
         exponent < 32 ? 32 : exponent;  // below, nothing is seen of it, and the inverse would be infinite
     const bool finite = exponent < 255;
-    unit = std::bit_cast<float>(finite ? (counted - bits) << 23 : 0x7fc00000);
-    const floats inverse(std::bit_cast<float>((254 - counted + bits) << 23));
+    unit = sash::detail::bit_cast<float>(finite ? (counted - bits) << 23 : 0x7fc00000);
+    const floats inverse(sash::detail::bit_cast<float>((254 - counted + bits) << 23));
     integers sum[query_digits];
     for (integers& s : sum) s = integers(0);
     for (int64 d = 0; d < pitch; d += width) {

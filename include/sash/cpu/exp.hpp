@@ -38,6 +38,28 @@ SASH_INLINE floats exp2(floats x) {
 #endif
 }
 
+/// e^x.
+///
+/// With n = round(x log2 e), e^x = 2^n · e^f, f = x - n ln 2 in two steps (Cody and Waite), so that nothing is lost for large
+/// |x|; e^f = 2^(f log2 e) by the polynomial above. Max error: 3 ulp; exactly 1 at 0, 0 at -infinity, infinity where it is
+/// too large, NaN for NaN.
+SASH_INLINE floats exp_of(floats x) {
+    const floats most(89.0f), least(-104.0f);  // beyond, the result is infinite, or 0
+    const floats bounded = minimum(most, maximum(least, x));
+    const integers whole = nearest_integers(bounded * floats(log2_e));
+    const floats n = to_floats(whole);
+    const floats f = fma(n, floats(2.12194440e-4f), fma(n, floats(-0.693359375f), bounded));
+    const floats g = f * floats(log2_e);
+    floats p = fma(g, floats(0.00132647271f), floats(0.00967151264f));
+    p = fma(p, g, floats(0.0555073374f));
+    p = fma(p, g, floats(0.240222421f));
+    p = fma(p, g, floats(0.693146978f));
+    p = fma(p, g, floats(1.0f));
+    const integers half = whole >> 1, bias(127);  // in two steps: 2^n itself may be out of range
+    const floats low = as_floats((half + bias) << 23), high = as_floats((whole - half + bias) << 23);
+    return p * low * high;
+}
+
 /// tanh x.
 ///
 /// From 5/8 on |tanh x| = 1 - 2 / (e^2|x| + 1). Below, where that difference would cancel, x + x^3·p(x^2) with p of
@@ -60,5 +82,14 @@ SASH_INLINE floats tanh(floats x) {
 }
 
 }  // namespace sash::cpu
+
+namespace xsimd {
+
+/// What feature maps and scores find when they call exp of a register. xsimd's own is made of functions whose names do not
+/// tell instruction sets apart: without optimisation they are shared by files that must not share them. (And on NEON
+/// version 8 goes through a table of functions.)
+SASH_INLINE sash::cpu::floats exp(const sash::cpu::floats& x) { return sash::cpu::exp_of(x); }
+
+}  // namespace xsimd
 
 SASH_KERNELS_END

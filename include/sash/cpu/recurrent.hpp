@@ -463,7 +463,7 @@ void pack_decay(const recurrent_task<P>& at, int64 token, float* numbers, float*
             g = at.policy.decay.of_head(head);
         else
             g = detail::number_at(at.call.decay, token, head);
-        const float alpha = std::exp(g);
+        const float alpha = ::expf(g);
         numbers[detail::entry_alpha] = alpha;
         if constexpr (map_keeps)
             for (int64 f = 0; f < at.store.feature_pitch; ++f) alphas[f] *= alpha;
@@ -583,7 +583,7 @@ void finish_rows(const recurrent_task<P>& at, const token_block& b, int64 first)
             const float sum = b.denominator[r] + by.epsilon, mass = sum < by.least ? by.least : sum;
             divide_row<Build>(row, at.store.value_pitch, mass);
             if (at.call.lse)
-                at.call.lse[token * at.dims.heads + head] = detail::is_zero(mass) ? minus_infinity() : std::log(mass);
+                at.call.lse[token * at.dims.heads + head] = detail::is_zero(mass) ? minus_infinity() : ::logf(mass);
         } else {
             scale_row<Build>(row, at.store.value_pitch, at.call.scale);
         }

@@ -60,8 +60,8 @@ inline constexpr int registers =
 #endif
 
 /// Made from its bits, and told by its bits: under -ffast-math a compiler may assume that there is no infinity.
-SASH_INLINE float minus_infinity() { return std::bit_cast<float>(0xff800000u); }
-SASH_INLINE bool is_minus_infinity(float x) { return std::bit_cast<std::uint32_t>(x) == 0xff800000u; }
+SASH_INLINE float minus_infinity() { return sash::detail::bit_cast<float>(0xff800000u); }
+SASH_INLINE bool is_minus_infinity(float x) { return sash::detail::bit_cast<std::uint32_t>(x) == 0xff800000u; }
 
 // ---- memory
 

@@ -65,7 +65,7 @@ SASH_INLINE float finish_row(const softmax_job<P>& job, int64 token, int64 head,
     const float m = is_seen(maximum) ? maximum * ln_2 : detail::minus_infinity();
     if (job.lse)
         job.lse[token * job.dims->heads + head] =
-            detail::is_zero(denominator) ? detail::minus_infinity() : m + std::log(denominator);
+            detail::is_zero(denominator) ? detail::minus_infinity() : m + ::logf(denominator);
     if (job.denominator) job.denominator[token * job.dims->heads + head] = denominator;
     float factor = 1, mass = denominator;
     if (job.finish && job.scores->sink_logits) {
@@ -458,8 +458,8 @@ void merge_pieces(const softmax_job<P>& job, const softmax_task* tasks, int64 pi
             if (detail::is_zero(other_mass))
                 continue;  // it saw nothing. A visible NaN has the mass NaN, whatever its maximum, and spreads
             const float m = larger_maximum(maximum[r], other);
-            const float left = is_seen(maximum[r]) ? std::exp2(maximum[r] - m) : 0,
-                        right = is_seen(other) ? std::exp2(other - m) : 0;
+            const float left = is_seen(maximum[r]) ? ::exp2f(maximum[r] - m) : 0,
+                        right = is_seen(other) ? ::exp2f(other - m) : 0;
             merge_rows<Build>(into + r * pitch, left, from + r * pitch, right, pitch);
             denominator[r] = left * denominator[r] + right * other_mass;
             maximum[r] = m;
