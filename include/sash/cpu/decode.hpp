@@ -173,8 +173,8 @@ struct prefetcher {
 template <class Build>
 inline constexpr int sums = registers<Build> / 2;
 
-/// Rows are taken as many at a time as leave room for two registers of each; a number that is no power of two is
-/// rounded up to one: the last row is then computed more than once, with the same result.
+/// Rows are taken as many at a time as leave room for two registers of each: by ones, fours or eights. Where there are
+/// fewer, the last row is computed more than once, with the same result. (Twos would be one more kernel to compile.)
 template <class Build>
 inline constexpr int most_rows = sums<Build> / 2;
 
@@ -473,8 +473,6 @@ SASH_INLINE void in_groups(int row, int end, const F& f) {
         const int left = end - row;
         if (left == 1)
             f(std::integral_constant<int, 1>{}, row);
-        else if (left == 2)
-            f(std::integral_constant<int, 2>{}, row);
         else if (left <= 4 || most_rows<Build> == 4)
             f(std::integral_constant<int, 4>{}, row);
         else

@@ -217,7 +217,7 @@ SASH_INLINE bool fill_visible(const softmax_job<P>& job, const softmax_task& tas
 /// takes a tile of keys in, and f.after(interval, next) is a block that will be read when the interval is read up to
 /// `next`: a hint.
 template <class Build, class Scratch, class P, class F>
-SASH_INLINE void read_keys(const softmax_job<P>& job, const softmax_task& task, Scratch& s, const F& f) {
+void read_keys(const softmax_job<P>& job, const softmax_task& task, Scratch& s, const F& f) {
     const score_stage stage = stage_of(job);
     const float factor = stage.empty() ? job.scores->scale * log2_e : job.scores->scale;
     for (int64 r = 0; r < task.rows; ++r)
