@@ -1,7 +1,7 @@
 // Who does the work changes no bit: runners, thread counts, batch neighbours, workspaces. Where keys are split does,
 // within the tolerance, and partials that leave the library merge to the whole.
 #include "support/catch.hpp"
-#include "support/tensors.hpp"
+#include "support/any_cache.hpp"
 
 #include <sash/reference.hpp>
 #include <sash/sash.hpp>
@@ -121,34 +121,8 @@ void for_each_runner(F&& f) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Work
 
-struct stream {
-    tensor query, key, value, decay;
-
-    stream(int64 tokens, std::uint64_t seed, const sash::shape& given) {
-        const sash::shape s = sash::detail::resolve<sash::build::here>(given);
-        query = tensor(tokens, s.query_heads, s.key_dim);
-        key = tensor(tokens, s.key_heads, s.key_dim);
-        value = tensor(tokens, s.value_heads, s.value_dim);
-        decay = tensor(tokens, s.gate_heads, 1);
-        numbers random(seed);
-        for (tensor* t : {&query, &key, &value}) t->fill(random);
-        decay.for_each(
-            [&](int64 t, int64 h, int64 d) { decay.set(t, h, d, -0.02f * static_cast<float>(random.below(8))); });
-    }
-};
-
-template <class P>
-sash::tokens_of<P> tokens_of(const stream& from, int64 first, int64 count) {
-    if constexpr (sash::detail::takes_decay<P>)
-        return {.query = from.query.in(first, count),
-                .key = from.key.in(first, count),
-                .value = from.value.in(first, count),
-                .decay = from.decay.in(first, count)};
-    else
-        return {.query = from.query.in(first, count),
-                .key = from.key.in(first, count),
-                .value = from.value.in(first, count)};
-}
+using test::stream;
+using test::tokens_of;
 
 // Rows and lse, compared bit by bit.
 struct rows {

@@ -239,7 +239,7 @@ void score(const decode_rows<Build>& t, int row, const float* query, const std::
 }
 
 /// The same for lanes [first, last) and what shares a register with them; or for all lanes, where that is more than a
-/// quarter of them: a block that is read from end to end comes from memory three times as fast as a part of each row.
+/// quarter of them: the machine reads ahead in a block that is read from end to end, not in a part of each of its rows.
 template <class Build, class Element, int Rows>
 void score(const decode_rows<Build>& t, int row, const float* query, const key_tile& tile, int64 first_d, int64 last_d,
            int first, int last) {

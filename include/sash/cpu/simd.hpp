@@ -310,14 +310,7 @@ SASH_INLINE floats load(const bfloat16* p) {
 #endif
 }
 
-/// x rounded to bfloat16, in the upper half of each word; the lower half holds anything. NaN stays NaN.
-SASH_INLINE integers round_to_bfloat16(floats x) {
-    const integers bits = as_integers(x), odd = (bits >> 16) & integers(1);
-    const lane_mask nan = as_float_mask((bits & integers(0x7fffffff)) > integers(0x7f800000));
-    return as_integers(select(nan, as_floats(bits | integers(0x400000)), as_floats(bits + integers(0x7fff) + odd)));
-}
-
-/// Rounded to bfloat16, which is the upper half of each lane; what the lower half holds does not matter.
+/// Rounded to bfloat16, which is the upper half of each lane; what the lower half holds does not matter. NaN stays NaN.
 SASH_INLINE integers rounded_bfloat16(floats x) {
     const integers bits = as_integers(x), magnitude = bits & integers(0x7fffffff);
     const integers rounded = bits + integers(0x7fff) + ((bits >> 16) & integers(1));
