@@ -448,12 +448,15 @@ TEMPLATE_TEST_CASE("R30: stored bits depend on the token alone", "", float, floa
             const auto* v = k + storage::key_bytes(key_dim) / int64(sizeof(TestType));
             const int64 pitch = (value_dim + 15) / 16 * 16;
             constexpr int64 w = std::is_same_v<TestType, bfloat16> ? 2 : 1;
+            const int64 key_rows = (key_dim + w - 1) / w, value_rows = 64 / w;
+            const auto key_at = [&](int64 t, int64 d) {  // [4][key_rows][16][w]
+                return float(k[((t / 16 * key_rows + d / w) * 16 + t % 16) * w + d % w]);
+            };
             for (int64 t = 0; t < 64; ++t) {
-                for (int64 d = 0; d < key_dim; ++d)
-                    wrong += float(k[(d / w * 64 + t) * w + d % w]) != p.key[std::size_t(t * key_dim + d)];
-                for (int64 d = key_dim; d % w != 0; ++d) wrong += bits(float(k[(d / w * 64 + t) * w + d % w])) != 0;
-                for (int64 c = 0; c < pitch; ++c)
-                    wrong += float(v[(t / w * pitch + c) * w + t % w]) !=
+                for (int64 d = 0; d < key_dim; ++d) wrong += key_at(t, d) != p.key[std::size_t(t * key_dim + d)];
+                for (int64 d = key_dim; d % w != 0; ++d) wrong += bits(key_at(t, d)) != 0;
+                for (int64 c = 0; c < pitch; ++c)  // [pitch / 16][value_rows][16][w]
+                    wrong += float(v[((c / 16 * value_rows + t / w) * 16 + c % 16) * w + t % w]) !=
                              (c < value_dim ? p.value[std::size_t(t * value_dim + c)] : 0.0f);
             }
             CHECK(wrong == 0);
@@ -497,14 +500,15 @@ TEST_CASE("R30: rows of bytes as they are written down, each with its own scale"
                     wrong += !(std::abs(double(scales[i * 64 + t]) - want) <= want * 1e-7);
                 }
                 for (int64 d = 0; d < 4 * words; ++d) {
-                    const int n = int(k[(d / 4 * 64 + t) * 4 + d % 4]) - 128;
+                    const int n = int(k[((t / 16 * words + d / 4) * 16 + t % 16) * 4 + d % 4]) - 128;
                     const float x = d < key_dim ? key[std::size_t(t * key_dim + d)] : 0.0f;
                     wrong += d < key_dim ? differs(n, scales[t], x) : n != 0;
                     if (d < key_dim) wrong += bits(p.key[std::size_t(t * key_dim + d)]) != bits(float(n) * scales[t]);
                 }
                 for (int64 c = 0; c < pitch; ++c) {
                     const float x = c < value_dim ? value[std::size_t(t * value_dim + c)] : 0.0f;
-                    wrong += c < value_dim ? differs(v[t * pitch + c], scales[64 + t], x) : v[t * pitch + c] != 0;
+                    const std::int8_t n = v[(c / 16 * 64 + t) * 16 + c % 16];
+                    wrong += c < value_dim ? differs(n, scales[64 + t], x) : n != 0;
                 }
             }
             CHECK(wrong == 0);

@@ -14,7 +14,12 @@ struct codec;
 
 namespace detail {
 
-inline constexpr int64 panel_width = 16;  ///< keys or columns unpacked at a time; value_pitch is a multiple of it
+inline constexpr int64 panel_width = 16;  ///< keys or columns taken at a time; value_pitch is a multiple of it
+
+/// Where row `row` of column `column` lies in panels of sixteen columns, of `rows` rows each: [columns / 16][rows][16].
+SASH_INLINE constexpr int64 place_in_panels(int64 row, int64 rows, int64 column) {
+    return (column / panel_width * rows + row) * panel_width + column % panel_width;
+}
 
 /// Sixteen columns of a matrix, `pitch` numbers between rows.
 template <class Number>

@@ -3,13 +3,15 @@
 /// How a block of 64 tokens of one KV head is laid out. Only this file knows, and int8_rows.hpp for rows of bytes;
 /// no compiler flag changes it.
 ///
-///                keys                     values                   behind them
-///     float      [key_dim][64]            [64][value_pitch]        one line of 64 bytes: its first word has bit l
-///     float16    [key_dim][64]            [64][value_pitch]        set where the value row of lane l holds a NaN
-///     bfloat16   [⌈key_dim/2⌉][64][2]     [32][value_pitch][2]     or an infinity
+///                keys                       values                           behind them
+///     float      [4][key_dim][16]           [value_pitch/16][64][16]         one line of 64 bytes: its first word has
+///     float16    [4][key_dim][16]           [value_pitch/16][64][16]         bit l set where the value row of lane l
+///     bfloat16   [4][⌈key_dim/2⌉][16][2]    [value_pitch/16][32][16][2]      holds a NaN or an infinity
 ///
-/// Keys are transposed: a decoding query multiplies one number with 16 neighbouring keys, a prefill takes the same line
-/// apart and multiplies each key with 16 queries, and both read the block from end to end. bfloat16 comes in pairs
+/// Both are panels of sixteen numbers that are multiplied alike, keys or columns of values, and a row for each term of
+/// the sum, dimension or token. A decoding query multiplies one number with such a row, a prefill takes the same row
+/// apart and multiplies each of its numbers with 16 queries; both read a panel from end to end, and the block panel by
+/// panel. A window that shows part of a block reads little more than that part. bfloat16 comes in pairs
 /// along the dimension that is summed over, keys along d and values along the tokens: what a bfloat16 dot instruction
 /// takes. value_pitch is value_dim rounded up to 16, with zeros, so that no kernel has a tail of columns.
 ///
@@ -45,6 +47,8 @@ struct codec {
     SASH_INLINE static constexpr int64 key_bytes(int64 key_dim) {
         return detail::round_up(key_dim, words::value) * block_tokens * int64{sizeof(Element)};
     }
+    /// Of sixteen keys.
+    SASH_INLINE static constexpr int64 panel_bytes(int64 key_dim) { return key_bytes(key_dim) / 4; }
     SASH_INLINE static constexpr int64 value_bytes(int64 value_dim) {
         return value_pitch(value_dim) * block_tokens * int64{sizeof(Element)};
     }
@@ -61,9 +65,9 @@ struct codec {
         // Every dimension of a key lies in a line of its own. A line is filled at once where as many tokens come as it
         // holds; else all lines are asked for before the first is waited for.
         constexpr int64 group = detail::panel_width;
-        for (int64 at = 0; at < count * value_pitch(value_dim); at += 64 / int64{sizeof(Element)})
-            cpu::prefetch_to_write(reinterpret_cast<Element*>(block + key_bytes(key_dim)) +
-                                   value_at(lane, 0, value_pitch(value_dim)) + at);
+        for (int64 c = 0; c < value_dim; c += group)
+            for (int64 token = lane; token < lane + count; token += 64 / (group * int64{sizeof(Element)}))
+                cpu::prefetch_to_write(reinterpret_cast<Element*>(block + key_bytes(key_dim)) + value_at(token, c));
         for (int64 token = 0; token < count;) {
             const float* from = keys + token * key_stride;
             if ((lane + token) % group == 0 && count - token >= group) {
@@ -72,7 +76,7 @@ struct codec {
                 continue;
             }
             for (int64 d = 0; token == 0 && d < key_dim; d += words::value)
-                cpu::prefetch_to_write(reinterpret_cast<Element*>(block) + key_at(d, lane));
+                cpu::prefetch_to_write(reinterpret_cast<Element*>(block) + key_at(d, lane, key_dim));
             store_key<Build>(block, lane + token, key_dim, from);
             ++token;
         }
@@ -94,9 +98,9 @@ struct codec {
     template <class Build>
     static void load(const std::byte* block, int64 lane, int64 key_dim, int64 value_dim, float* key, float* value) {
         const Element* from = keys(block);
-        for (int64 d = 0; d < key_dim; ++d) key[d] = float(from[key_at(d, lane)]);
+        for (int64 d = 0; d < key_dim; ++d) key[d] = float(from[key_at(d, lane, key_dim)]);
         const Element* row = values(block, key_dim);
-        for (int64 c = 0; c < value_dim; ++c) value[c] = float(row[value_at(lane, c, value_pitch(value_dim))]);
+        for (int64 c = 0; c < value_dim; ++c) value[c] = float(row[value_at(lane, c)]);
     }
 
     /// Bytes of a token by itself: key row, value row.
@@ -110,9 +114,8 @@ struct codec {
             std::memcpy(to, &x, sizeof x);
             to += sizeof x;
         };
-        for (int64 d = 0; d < key_dim; ++d) put(keys(block)[key_at(d, lane)]);
-        const int64 pitch = value_pitch(value_dim);
-        for (int64 c = 0; c < value_dim; ++c) put(values(block, key_dim)[value_at(lane, c, pitch)]);
+        for (int64 d = 0; d < key_dim; ++d) put(keys(block)[key_at(d, lane, key_dim)]);
+        for (int64 c = 0; c < value_dim; ++c) put(values(block, key_dim)[value_at(lane, c)]);
     }
     /// And back.
     template <class Build>
@@ -126,13 +129,13 @@ struct codec {
             from += sizeof x;
             return x;
         };
-        for (int64 d = 0; d < key_dim; ++d) key[key_at(d, lane)] = next();
+        for (int64 d = 0; d < key_dim; ++d) key[key_at(d, lane, key_dim)] = next();
         pad_key(block, lane, key_dim);
         bool finite = true;
         for (int64 c = 0; c < pitch; ++c) {
             const Element x = c < value_dim ? next() : Element(0.0f);
             finite &= detail::is_finite(x);
-            value[value_at(lane, c, pitch)] = x;
+            value[value_at(lane, c)] = x;
         }
         std::uint64_t& marks = *nonfinite(block, key_dim, value_dim);
         const std::uint64_t bit = std::uint64_t{1} << lane;
@@ -160,15 +163,15 @@ struct codec {
     static detail::panel<Number> key_panel(const std::byte* block, int64 lane, int64 key_dim, float* scratch) {
         const Element* from = keys(block);
         if constexpr (!std::is_same_v<Number, float>) {
-            return {as_words(from) + lane, block_tokens};
+            return {as_words(from + key_at(0, lane, key_dim)), detail::panel_width};
         } else if constexpr (std::is_same_v<Element, float>) {
-            return {from + lane, block_tokens};
+            return {from + key_at(0, lane, key_dim), detail::panel_width};
         } else {
             constexpr int64 width = detail::panel_width;
             for (int64 d = 0; d < key_dim; d += words::value)
 #pragma GCC unroll 4
                 for (int64 i = 0; i < width; i += cpu::lanes<Build>)
-                    unpack(from + key_at(d, lane + i), scratch + d * width + i, width);
+                    unpack(from + key_at(d, lane + i, key_dim), scratch + d * width + i, width);
             return {scratch, width};
         }
     }
@@ -177,55 +180,49 @@ struct codec {
     /// lanes 2 l and 2 l + 1.
     template <class Build, class Number>
     static detail::panel<Number> value_panel(const std::byte* block, int64 column, int64 first, int64 last,
-                                             int64 key_dim, int64 value_dim, float* scratch) {
+                                             int64 key_dim, float* scratch) {
         const Element* from = values(block, key_dim);
-        const int64 pitch = value_pitch(value_dim);
         if constexpr (!std::is_same_v<Number, float>) {
-            return {as_words(from) + column, pitch};
+            return {as_words(from + value_at(0, column)), detail::panel_width};
         } else if constexpr (std::is_same_v<Element, float>) {
-            return {from + column, pitch};
+            return {from + value_at(0, column), detail::panel_width};
         } else {
             constexpr int64 width = detail::panel_width;
             for (int64 token = first / words::value * words::value; token < last; token += words::value)
 #pragma GCC unroll 4
                 for (int64 i = 0; i < width; i += cpu::lanes<Build>)
-                    unpack(from + value_at(token, column + i, pitch), scratch + token * width + i, width);
+                    unpack(from + value_at(token, column + i), scratch + token * width + i, width);
             return {scratch, width};
         }
     }
 
-    /// One number, dimension d, of as many keys from `lane` on as a register holds.
-    SASH_INLINE static cpu::floats key_lanes(const Element* keys, int64 d, int64 lane) {
-        return word(keys + key_at(d & -words::value, lane), d);
+    /// A column of a panel, as wide as a register: as many keys from `lane` on, or columns of values, with all their terms.
+    SASH_INLINE static const Element* key_column(const std::byte* block, int64 lane, int64 key_dim) {
+        return keys(block) + key_at(0, lane, key_dim);
     }
-    /// As many numbers of one value row, from `column` on, as a register holds.
-    SASH_INLINE static cpu::floats value_lanes(const Element* values, int64 token, int64 column, int64 pitch) {
-        return word(values + value_at(token & -words::value, column, pitch), token);
+    SASH_INLINE static const Element* value_column(const std::byte* block, int64 column, int64 key_dim) {
+        return values(block, key_dim) + value_at(0, column);
     }
-    /// Two neighbours along the dimension that is summed over, d and d + 1 (d even): one load where they are paired.
+    /// Neighbouring terms, dimensions of keys or tokens of values, t and t + 1 (t even): one load where they are paired.
     struct neighbours {
         cpu::floats first, second;
         SASH_INLINE cpu::floats operator[](int k) const { return k == 0 ? first : second; }
     };
-    SASH_INLINE static neighbours key_neighbours(const Element* keys, int64 d, int64 lane) {
-        if constexpr (paired)
-            return split(keys + key_at(d, lane));
-        else
-            return {key_lanes(keys, d, lane), key_lanes(keys, d + 1, lane)};
-    }
-    SASH_INLINE static neighbours value_neighbours(const Element* values, int64 token, int64 column, int64 pitch) {
-        if constexpr (paired)
-            return split(values + value_at(token, column, pitch));
-        else
-            return {value_lanes(values, token, column, pitch), value_lanes(values, token + 1, column, pitch)};
-    }
+    SASH_INLINE static neighbours key_terms(const Element* column, int64 d) { return terms(column, d); }
+    SASH_INLINE static neighbours value_terms(const Element* column, int64 token) { return terms(column, token); }
+    /// One of them.
+    SASH_INLINE static cpu::floats key_term(const Element* column, int64 d) { return term(column, d); }
+    SASH_INLINE static cpu::floats value_term(const Element* column, int64 token) { return term(column, token); }
 
 private:
-    SASH_INLINE static int64 key_at(int64 d, int64 lane) {
-        return (d / words::value * block_tokens + lane) * words::value + d % words::value;
+    SASH_INLINE static int64 key_at(int64 d, int64 lane, int64 key_dim) {
+        constexpr int64 together = words::value;
+        return detail::place_in_panels(d / together, (key_dim + together - 1) / together, lane) * together +
+               d % together;
     }
-    SASH_INLINE static int64 value_at(int64 token, int64 column, int64 pitch) {
-        return (token / words::value * pitch + column) * words::value + token % words::value;
+    SASH_INLINE static int64 value_at(int64 token, int64 column) {
+        constexpr int64 together = words::value;
+        return detail::place_in_panels(token / together, block_tokens / together, column) * together + token % together;
     }
     SASH_INLINE static std::uint64_t* nonfinite(std::byte* block, int64 key_dim, int64 value_dim) {
         return reinterpret_cast<std::uint64_t*>(block + key_bytes(key_dim) + value_bytes(value_dim));
@@ -237,20 +234,24 @@ private:
     }
     SASH_INLINE static void pad_key(std::byte* block, int64 lane, int64 key_dim) {
         for (int64 d = key_dim; d % words::value != 0; ++d)
-            reinterpret_cast<Element*>(block)[key_at(d, lane)] = Element(0.0f);
+            reinterpret_cast<Element*>(block)[key_at(d, lane, key_dim)] = Element(0.0f);
     }
 
     SASH_INLINE static neighbours split(const Element* p) {
         const cpu::integers both = cpu::load(reinterpret_cast<const std::int32_t*>(p));
         return {cpu::low_bfloat16(both), cpu::high_bfloat16(both)};
     }
-    SASH_INLINE static cpu::floats word(const Element* p, [[maybe_unused]] int64 which) {
-        if constexpr (paired) {
-            const neighbours both = split(p);
-            return which & 1 ? both.second : both.first;
-        } else {
-            return cpu::load(p);
-        }
+    SASH_INLINE static cpu::floats term(const Element* column, int64 t) {
+        if constexpr (paired)
+            return split(column + (t & -2) * detail::panel_width)[static_cast<int>(t & 1)];
+        else
+            return cpu::load(column + t * detail::panel_width);
+    }
+    SASH_INLINE static neighbours terms(const Element* column, int64 t) {
+        if constexpr (paired)
+            return split(column + t * detail::panel_width);
+        else
+            return {term(column, t), term(column, t + 1)};
     }
     SASH_INLINE static void unpack(const Element* p, float* to, [[maybe_unused]] int64 pitch) {
         if constexpr (paired) {
@@ -275,10 +276,10 @@ private:
                 for (int64 i = 0; i < width; i += cpu::lanes<Build>) {
                     if constexpr (paired)
                         cpu::store(
-                            as_words(to + key_at(d0 + d, lane + i)),
+                            as_words(to + key_at(d0 + d, lane + i, key_dim)),
                             cpu::pairs(cpu::load(turned + d * width + i), cpu::load(turned + (d + 1) * width + i)));
                     else
-                        cpu::store(to + key_at(d0 + d, lane + i), cpu::load(turned + d * width + i));
+                        cpu::store(to + key_at(d0 + d, lane + i, key_dim), cpu::load(turned + d * width + i));
                 }
         }
     }
@@ -306,7 +307,7 @@ private:
         for (int64 d0 = 0; d0 < key_dim; d0 += 64) {
             const int64 n = detail::smaller(64, key_dim - d0);
             cpu::narrow<Build>(key + d0, rounded, n);
-            for (int64 i = 0; i < n; ++i) to[key_at(d0 + i, lane)] = rounded[i];
+            for (int64 i = 0; i < n; ++i) to[key_at(d0 + i, lane, key_dim)] = rounded[i];
         }
         pad_key(block, lane, key_dim);
     }
@@ -326,11 +327,11 @@ private:
                 found[r] = found[r] | cpu::is_nonfinite(cpu::rounded_to<Element>(x[r]));
             }
             if constexpr (Rows == 2)
-                cpu::store(as_words(to + value_at(lane, c, pitch)), cpu::pairs(x[0], x[1]));
+                cpu::store(as_words(to + value_at(lane, c)), cpu::pairs(x[0], x[1]));
             else if constexpr (!paired)
-                cpu::store(to + value_at(lane, c, pitch), x[0]);
+                cpu::store(to + value_at(lane, c), x[0]);
             else
-                store_halves(to + value_at(lane, c, pitch), x[0]);
+                store_halves(to + value_at(lane, c), x[0]);
         }
         std::uint64_t bits = 0;
         for (int r = 0; r < Rows; ++r) bits |= std::uint64_t{cpu::any(found[r])} << r;

@@ -4,10 +4,10 @@
 ///
 ///     x[c] ≈ scale · n[c],    scale = max_c |x[c]| / 127,    n[c] = x[c] / scale to nearest, ties to even.
 ///
-///     keys           [⌈key_dim/4⌉][64][4]   n + 128, unsigned; dimensions that only pad hold 128, which stands for 0
+///     keys           [4][⌈key_dim/4⌉][16][4]   n + 128, unsigned; dimensions that only pad hold 128, which stands for 0
 ///     key scales     [64] floats
 ///     value scales   [64] floats
-///     values         [64][value_pitch]      n, signed; 0 from value_dim on
+///     values         [value_pitch/16][64][16]  n, signed; 0 from value_dim on
 ///     marks          one line of 64 bytes: its first word has bit l set where the value row of lane l is NaN
 ///
 /// Four numbers of a key lie side by side, unsigned: what an instruction takes that multiplies bytes with signed bytes
@@ -83,6 +83,10 @@ struct codec<int8_rows> {
     SASH_INLINE static constexpr int64 key_bytes(int64 key_dim) {
         return detail::round_up(key_dim, key_step) * block_tokens + 2 * scale_bytes;  // and both kinds of scales
     }
+    /// Of sixteen keys, without their scales.
+    SASH_INLINE static constexpr int64 panel_bytes(int64 key_dim) {
+        return detail::round_up(key_dim, key_step) * detail::panel_width;
+    }
     SASH_INLINE static constexpr int64 value_bytes(int64 value_dim) { return value_pitch(value_dim) * block_tokens; }
     /// Bytes of one block: a multiple of 64.
     SASH_INLINE static constexpr int64 block_bytes(int64 key_dim, int64 value_dim) {
@@ -94,7 +98,9 @@ struct codec<int8_rows> {
     template <class Build>
     static void store(std::byte* block, int64 lane, int64 count, int64 key_dim, int64 value_dim, const float* keys,
                       int64 key_stride, const float* values, int64 value_stride) {
-        for (int64 d = 0; d < key_dim; d += key_step) cpu::prefetch_to_write(key_at(block, d, lane));
+        for (int64 d = 0; d < key_dim; d += key_step) cpu::prefetch_to_write(key_at(block, d, lane, key_dim));
+        for (int64 c = 0; c < value_dim; c += detail::panel_width)
+            cpu::prefetch_to_write(block + key_bytes(key_dim) + value_at(lane, c));
         for (int64 token = lane; token < lane + count; ++token, keys += key_stride, values += value_stride) {
             const float key_scale = detail::row_scale<Build>(keys, key_dim);
             const float value_scale = detail::row_scale<Build>(values, value_dim);
@@ -109,9 +115,9 @@ struct codec<int8_rows> {
     static void load(const std::byte* block, int64 lane, int64 key_dim, int64 value_dim, float* key, float* value) {
         const float key_scale = key_scales(block, key_dim)[lane];
         const float value_scale = value_scales(block, key_dim)[lane];
-        const std::int8_t* row = values(block, key_dim) + lane * value_pitch(value_dim);
-        for (int64 d = 0; d < key_dim; ++d) key[d] = key_scale * float(int(*key_at(block, d, lane)) - 128);
-        for (int64 c = 0; c < value_dim; ++c) value[c] = value_scale * float(int(row[c]));
+        const std::int8_t* row = values(block, key_dim);
+        for (int64 d = 0; d < key_dim; ++d) key[d] = key_scale * float(int(*key_at(block, d, lane, key_dim)) - 128);
+        for (int64 c = 0; c < value_dim; ++c) value[c] = value_scale * float(int(row[value_at(lane, c)]));
     }
 
     /// Bytes of a token by itself: key row, value row, their scales.
@@ -121,19 +127,19 @@ struct codec<int8_rows> {
     /// Copies the token in `lane` to plain bytes, bit for bit.
     template <class Build>
     static void save_token(const std::byte* block, int64 lane, int64 key_dim, int64 value_dim, std::byte* to) {
-        for (int64 d = 0; d < key_dim; ++d) *to++ = std::byte{*key_at(block, d, lane)};
-        std::memcpy(to, values(block, key_dim) + lane * value_pitch(value_dim), static_cast<std::size_t>(value_dim));
+        for (int64 d = 0; d < key_dim; ++d) *to++ = std::byte{*key_at(block, d, lane, key_dim)};
+        for (int64 c = 0; c < value_dim; ++c) *to++ = static_cast<std::byte>(values(block, key_dim)[value_at(lane, c)]);
         const float scales[2] = {key_scales(block, key_dim)[lane], value_scales(block, key_dim)[lane]};
-        std::memcpy(to + value_dim, scales, sizeof scales);
+        std::memcpy(to, scales, sizeof scales);
     }
     /// And back.
     template <class Build>
     static void load_token(std::byte* block, int64 lane, int64 key_dim, int64 value_dim, const std::byte* from) {
         for (int64 d = 0; d < detail::round_up(key_dim, key_step); ++d)
-            *key_at(block, d, lane) = d < key_dim ? std::to_integer<std::uint8_t>(from[d]) : std::uint8_t{128};
-        auto* row = const_cast<std::int8_t*>(values(block, key_dim)) + lane * value_pitch(value_dim);
-        std::memcpy(row, from + key_dim, static_cast<std::size_t>(value_dim));
-        std::memset(row + value_dim, 0, static_cast<std::size_t>(value_pitch(value_dim) - value_dim));
+            *key_at(block, d, lane, key_dim) = d < key_dim ? std::to_integer<std::uint8_t>(from[d]) : std::uint8_t{128};
+        auto* row = const_cast<std::int8_t*>(values(block, key_dim));
+        for (int64 c = 0; c < value_pitch(value_dim); ++c)
+            row[value_at(lane, c)] = c < value_dim ? std::to_integer<std::int8_t>(from[key_dim + c]) : std::int8_t{0};
         float scales[2];
         std::memcpy(scales, from + key_dim + value_dim, sizeof scales);
         set_scales(block, lane, key_dim, value_dim, scales[0], scales[1]);
@@ -169,8 +175,9 @@ struct codec<int8_rows> {
         const float* scales = key_scales(block, key_dim) + lane;
         for (int64 i = 0; i < width; i += cpu::lanes<Build>) {
             const cpu::floats scale = cpu::load(scales + i);
+            const std::uint8_t* column = key_column(block, lane + i, key_dim);
             for (int64 d = 0; d < key_dim; d += key_step) {
-                const neighbours four = key_neighbours(keys(block), d, lane + i);
+                const neighbours four = key_terms(column, d);
 #pragma GCC unroll 4
                 for (int k = 0; k < key_step; ++k)
                     if (d + k < key_dim) cpu::store(scratch + (d + k) * width + i, four[k] * scale);
@@ -182,15 +189,14 @@ struct codec<int8_rows> {
     /// Columns [column, column + 16) of the value rows of lanes [first, last); row l of the panel is lane l.
     template <class Build, class Number>
     static detail::panel<float> value_panel(const std::byte* block, int64 column, int64 first, int64 last,
-                                            int64 key_dim, int64 value_dim, float* scratch) {
+                                            int64 key_dim, float* scratch) {
         constexpr int64 width = detail::panel_width;
         const float* scales = value_scales(block, key_dim);
         for (int64 token = first; token < last; ++token)
 #pragma GCC unroll 4
             for (int64 i = 0; i < width; i += cpu::lanes<Build>)
                 cpu::store(scratch + token * width + i,
-                           value_lanes(values(block, key_dim), token, column + i, value_pitch(value_dim)) *
-                               cpu::floats(scales[token]));
+                           value_term(value_column(block, column + i, key_dim), token) * cpu::floats(scales[token]));
         return {scratch, width};
     }
 
@@ -199,29 +205,49 @@ struct codec<int8_rows> {
         cpu::integers signed_bytes;
         SASH_INLINE cpu::floats operator[](int k) const { return cpu::to_floats(cpu::signed_byte(signed_bytes, k)); }
     };
-    /// The bytes of four dimensions, d and on (d a multiple of 4), of as many keys from `lane` on as a register holds.
-    SASH_INLINE static cpu::integers key_words(const std::uint8_t* keys, int64 d, int64 lane) {
-        return cpu::load(reinterpret_cast<const std::int32_t*>(keys + d * block_tokens + lane * key_step));
+    /// A column of a panel, as wide as a register: as many keys from `lane` on, or columns of values, with all their terms.
+    SASH_INLINE static const std::uint8_t* key_column(const std::byte* block, int64 lane, int64 key_dim) {
+        return key_at(block, 0, lane, key_dim);
     }
-    SASH_INLINE static neighbours key_neighbours(const std::uint8_t* keys, int64 d, int64 lane) {
-        return {key_words(keys, d, lane) ^ cpu::integers(static_cast<std::int32_t>(0x80808080u))};
+    SASH_INLINE static const std::int8_t* value_column(const std::byte* block, int64 column, int64 key_dim) {
+        return values(block, key_dim) + value_at(0, column);
     }
-    SASH_INLINE static cpu::floats key_lanes(const std::uint8_t* keys, int64 d, int64 lane) {
-        return key_neighbours(keys, d & -key_step, lane)[static_cast<int>(d & (key_step - 1))];
+    /// The bytes of four dimensions of a column of keys, d and on (d a multiple of 4).
+    SASH_INLINE static cpu::integers key_words(const std::uint8_t* column, int64 d) {
+        return cpu::load(reinterpret_cast<const std::int32_t*>(column + d * detail::panel_width));
     }
-    /// As many numbers of one value row, from `column` on, as a register holds, without their scale.
-    SASH_INLINE static cpu::floats value_lanes(const std::int8_t* values, int64 token, int64 column, int64 pitch) {
-        return cpu::to_floats(cpu::load(values + token * pitch + column));
+    SASH_INLINE static neighbours key_terms(const std::uint8_t* column, int64 d) {
+        return {key_words(column, d) ^ cpu::integers(static_cast<std::int32_t>(0x80808080u))};
+    }
+    SASH_INLINE static cpu::floats key_term(const std::uint8_t* column, int64 d) {
+        return key_terms(column, d & -key_step)[static_cast<int>(d & (key_step - 1))];
+    }
+    /// One token of a column of values, without its scale.
+    SASH_INLINE static cpu::floats value_term(const std::int8_t* column, int64 token) {
+        return cpu::to_floats(cpu::load(column + token * detail::panel_width));
+    }
+    /// Tokens t and t + 1.
+    struct two_tokens {
+        cpu::floats first, second;
+    };
+    SASH_INLINE static two_tokens value_terms(const std::int8_t* column, int64 token) {
+        return {value_term(column, token), value_term(column, token + 1)};
     }
 
 private:
     static constexpr int64 chunk = 64;  // numbers rounded at a time, whole registers of them
 
-    SASH_INLINE static std::uint8_t* key_at(std::byte* block, int64 d, int64 lane) {
-        return reinterpret_cast<std::uint8_t*>(block) + (d / key_step * block_tokens + lane) * key_step + d % key_step;
+    SASH_INLINE static int64 value_at(int64 token, int64 column) {
+        return detail::place_in_panels(token, block_tokens, column);
     }
-    SASH_INLINE static const std::uint8_t* key_at(const std::byte* block, int64 d, int64 lane) {
-        return key_at(const_cast<std::byte*>(block), d, lane);
+    SASH_INLINE static int64 word_at(int64 d, int64 lane, int64 key_dim) {
+        return detail::place_in_panels(d / key_step, (key_dim + key_step - 1) / key_step, lane) * key_step;
+    }
+    SASH_INLINE static std::uint8_t* key_at(std::byte* block, int64 d, int64 lane, int64 key_dim) {
+        return reinterpret_cast<std::uint8_t*>(block) + word_at(d, lane, key_dim) + d % key_step;
+    }
+    SASH_INLINE static const std::uint8_t* key_at(const std::byte* block, int64 d, int64 lane, int64 key_dim) {
+        return key_at(const_cast<std::byte*>(block), d, lane, key_dim);
     }
     SASH_INLINE static std::uint64_t* nonfinite(std::byte* block, int64 key_dim, int64 value_dim) {
         return reinterpret_cast<std::uint64_t*>(block + block_bytes(key_dim, value_dim) - 64);
@@ -247,7 +273,7 @@ private:
                 std::uint32_t word;
                 std::memcpy(&word, rounded + i, sizeof word);
                 word ^= 0x80808080u;  // n + 128
-                std::memcpy(key_at(block, d0 + i, lane), &word, sizeof word);
+                std::memcpy(key_at(block, d0 + i, lane, key_dim), &word, sizeof word);
             }
         }
     }
@@ -255,10 +281,15 @@ private:
     template <class Build>
     static void store_value(std::byte* block, int64 lane, int64 key_dim, int64 value_dim, const float* value,
                             float scale) {
-        const int64 pitch = value_pitch(value_dim);
-        auto* row = const_cast<std::int8_t*>(values(block, key_dim)) + lane * pitch;
-        detail::to_bytes<Build>(value, value_dim, scale, row);
-        std::memset(row + value_dim, 0, static_cast<std::size_t>(pitch - value_dim));
+        auto* to = const_cast<std::int8_t*>(values(block, key_dim));
+        std::int8_t rounded[chunk];
+        for (int64 c0 = 0; c0 < value_dim; c0 += chunk) {
+            const int64 n = detail::smaller(chunk, value_dim - c0), pitch = value_pitch(n);
+            detail::to_bytes<Build>(value + c0, n, scale, rounded);
+            std::memset(rounded + n, 0, static_cast<std::size_t>(pitch - n));
+            for (int64 c = 0; c < pitch; c += detail::panel_width)
+                std::memcpy(to + value_at(lane, c0 + c), rounded + c, detail::panel_width);
+        }
     }
 };
 

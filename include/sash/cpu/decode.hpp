@@ -29,6 +29,7 @@ inline constexpr int64 most_dims_in_digits = 1 << 16;  // sums of products of by
 template <class Build>
 struct decode_rows {
     static constexpr int capacity = 16;
+    static constexpr int spare_rows = 3;  ///< of weights, that are read where rows are taken four or eight at a time
 
     int rows = 0;
     int64 key_dim = 0, value_dim = 0, value_pitch = 0;
@@ -36,7 +37,7 @@ struct decode_rows {
     float* numerator = nullptr;          // [rows][value_pitch]
     float* maximum = nullptr;            // [rows] base 2; stale until settled
     float* denominator = nullptr;        // [rows] once settled
-    float* weights = nullptr;            // [rows][64]
+    float* weights = nullptr;            // [rows + spare_rows][64]
     float* peak = nullptr;               // [rows][lanes] largest score of each lane
     float* sum = nullptr;                // [rows][lanes] sum of weights of each lane
     const std::int32_t* head = nullptr;  // [rows]
@@ -47,7 +48,8 @@ struct decode_rows {
     /// Floats of scratch; a multiple of 16.
     static int64 floats(int rows, int64 key_dim, int64 value_dim, int frames) {
         return detail::round_up(frames * rows * key_dim, 16) + rows * codec<float>::value_pitch(value_dim) +
-               rows * (block_tokens + 2 * lanes<Build>)+2 * capacity + digit_floats(rows, key_dim, frames);
+               rows * 2 * lanes<Build> + (rows + spare_rows) * block_tokens + 2 * capacity +
+               digit_floats(rows, key_dim, frames);
     }
 
     /// Shares out `scratch`, 64-byte aligned, of floats(...) floats.
@@ -57,7 +59,7 @@ struct decode_rows {
         value_dim = value_width;
         value_pitch = codec<float>::value_pitch(value_width);
         weights = scratch;
-        peak = weights + rows * block_tokens;
+        peak = weights + (rows + spare_rows) * block_tokens;
         sum = peak + rows * lanes<Build>;
         maximum = sum + rows * lanes<Build>;
         denominator = maximum + capacity;
@@ -136,36 +138,74 @@ void begin(decode_rows<Build>& t) {
 namespace decode {
 
 /// How many bytes ahead of what is read memory is asked for: more than arrives while one line is under way, and little
-/// enough that it is still in the first cache when its turn comes. (Half a block ahead costs bfloat16 a fifth.)
-/// More rows use a line for longer, and the machine reads ahead while they do.
-SASH_INLINE int64 ahead(int rows) { return rows > 4 ? 12288 : 8192; }
+/// enough that it is still in the first cache when its turn comes.
+inline constexpr int64 ahead = 12288;
 
-/// A block is read in pieces of this many dimensions of its keys, then of its tokens' values, so that it is read nearly
-/// from end to end although the sums of a piece may not fit in the registers all at once.
-inline constexpr int64 piece_dims = 32;
-template <int64 BytesOfNumber>
-inline constexpr int piece_tokens = 64 / BytesOfNumber;
+/// What is read of a block, in order: panels of sixteen keys, and of each panel of values the rows that are seen.
+struct reading {
+    const std::byte *keys, *values;
+    int64 key_bytes, run_bytes;  // of what is read: all panels of keys, one of values
+    int64 panel_bytes;           // of a whole panel of values
+    int panels;                  // of values
+    int first_lane;              // of the first panel of keys
 
-/// Cache lines that will be wanted soon. Each step of a loop asks for as many bytes as it reads itself, then goes on by
-/// `stride`.
+    template <class Build, class Element>
+    SASH_INLINE static reading of(const decode_rows<Build>& t, const std::byte* block, int first, int last) {
+        using storage = codec<Element>;
+        constexpr int width = static_cast<int>(detail::panel_width);
+        constexpr int64 row = width * int64{sizeof *storage::values(nullptr, 0)};
+        const int64 panel = storage::panel_bytes(t.key_dim);
+        const int from = first / width, to = (last + width - 1) / width;
+        return {block + from * panel, block + storage::key_bytes(t.key_dim) + first * row,
+                (to - from) * panel,  (last - first) * row,
+                block_tokens * row,   static_cast<int>(t.value_pitch / width),
+                from * width};
+    }
+};
+
+/// Asks for what will be read soon, in the order in which it is read, of a tile and then of the next. Each step of a loop
+/// asks for as many bytes as it reads itself. What lies side by side is a run: all keys of a reading, or the rows of one
+/// panel of its values.
 struct prefetcher {
     const std::byte* at;
-    int64 stride;
+    int64 left;           // of the run
+    const reading* what;  // [2]
+    int run;
 
-    /// For a loop that reads from end to end and begins `offset` bytes into the block.
-    SASH_INLINE prefetcher(const key_tile& tile, int64 block_bytes, int64 offset, int rows) : stride(0) {
-        const int64 target = offset + ahead(rows);
-        if (target < block_bytes)
-            at = tile.block + target;
-        else
-            at = tile.next != nullptr ? tile.next + (target - block_bytes) : tile.block;
+    SASH_INLINE explicit prefetcher(const reading (&tiles)[2]) : what(tiles), run(0) {
+        const int64 all = tiles[0].key_bytes + tiles[0].panels * tiles[0].run_bytes;
+        begin_run();
+        advance(all < ahead ? all : ahead);
     }
-    SASH_INLINE prefetcher(const std::byte* from, int64 by) : at(from), stride(by) {}
     template <int64 Bytes>
     SASH_INLINE void step() {
 #pragma GCC unroll 8
         for (int64 i = 0; i < Bytes; i += 64) prefetch(at + i);
-        at += stride != 0 ? stride : Bytes;
+        at += Bytes;
+        left -= Bytes;
+        if (left <= 0) [[unlikely]]
+            advance(0);
+    }
+
+private:
+    SASH_INLINE void begin_run() {
+        const int runs = 1 + what->panels, which = run % runs;
+        const reading& r = what[run / runs];
+        at = which == 0 ? r.keys : r.values + (which - 1) * r.panel_bytes;
+        left = which == 0 ? r.key_bytes : r.run_bytes;
+    }
+    SASH_INLINE void advance(int64 bytes) {
+        while (bytes >= left) {
+            bytes -= left;
+            if (++run == 2 * (1 + what->panels)) {
+                left = std::numeric_limits<int64>::max();  // nobody knows what comes then: the same once more
+                at = what->keys;
+                return;
+            }
+            begin_run();
+        }
+        at += bytes;
+        left -= bytes;
     }
 };
 
@@ -178,14 +218,26 @@ inline constexpr int sums = registers<Build> / 2;
 template <class Build>
 inline constexpr int most_rows = sums<Build> / 2;
 
-/// Adds dimensions [first_d, last_d) to the scores of rows [row, row + Rows), for Wide registers of lanes from `lane` on.
-template <class Build, class Element, int Rows, int Wide>
-void score(const decode_rows<Build>& t, int row, const float* query, const std::byte* block, int64 first_d,
-           int64 last_d, int lane, prefetcher& soon) {
+/// Panels of keys whose scores are taken at once, at most.
+/// Registers of keys that are scored at once: the keys of a panel, or as many of them as the sums leave room for.
+template <class Build, int Rows>
+inline constexpr int at_once = [] {
+    constexpr int panel = static_cast<int>(detail::panel_width) / lanes<Build>;
+    return sums<Build> / Rows < panel ? sums<Build> / Rows : panel;
+}();
+
+/// Each score is so many sums, over every other dimension, where one for each row would have to wait for itself.
+template <class Build>
+inline constexpr int chains = sums<Build> / most_rows<Build> / at_once<Build, most_rows<Build>>;
+
+/// Scores of rows [row, row + Rows) and of the keys in at_once registers from `lane` on.
+template <class Build, class Element, int Rows>
+void score(const decode_rows<Build>& t, int row, const float* query, const std::byte* block, int lane,
+           prefetcher& ahead_of_keys) {
     using storage = codec<Element>;
-    constexpr int step = storage::key_step;
-    constexpr int span = Wide * lanes<Build>;
-    const auto* keys = storage::keys(block);
+    constexpr int step = storage::key_step, wide = at_once<Build, Rows>;
+    const auto* keys = storage::key_column(block, lane, t.key_dim);
+    constexpr int64 next = lanes<Build> * storage::key_row;  // register of keys
     const float* q[Rows];
     float* to[Rows];
 #pragma GCC unroll 8
@@ -194,89 +246,63 @@ void score(const decode_rows<Build>& t, int row, const float* query, const std::
         q[r] = query + which * t.key_dim;
         to[r] = t.weights + which * block_tokens;
     }
-    floats sum[Rows][Wide];
+    floats sum[chains<Build>][Rows][wide];
+#pragma GCC unroll 2
+    for (int c = 0; c < chains<Build>; ++c)
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r)
+        for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 16
-        for (int w = 0; w < Wide; ++w) sum[r][w] = first_d == 0 ? floats(0.0f) : load(to[r] + lane + w * lanes<Build>);
-    int64 d = first_d;
-    for (; d + step <= last_d; d += step) {
-#pragma GCC unroll 4
-        for (int64 k = 0; k < step; k += storage::key_row) soon.step<span * storage::key_row * int64{sizeof *keys}>();
-        typename storage::neighbours near[Wide];
+            for (int w = 0; w < wide; ++w) sum[c][r][w] = floats(0.0f);
+    prefetcher soon = ahead_of_keys;
+    int64 d = 0;
+    for (; d + step <= t.key_dim; d += step) {
+        soon.step<wide * lanes<Build> * step * int64{sizeof *keys}>();
+        typename storage::neighbours near[wide];
 #pragma GCC unroll 16
-        for (int w = 0; w < Wide; ++w) near[w] = storage::key_neighbours(keys, d, lane + w * lanes<Build>);
+        for (int w = 0; w < wide; ++w) near[w] = storage::key_terms(keys + w * next, d);
 #pragma GCC unroll 4
         for (int k = 0; k < step; ++k) {
-            floats key[Wide];
+            floats key[wide];
 #pragma GCC unroll 16
-            for (int w = 0; w < Wide; ++w) key[w] = near[w][k];
+            for (int w = 0; w < wide; ++w) key[w] = near[w][k];
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
                 const floats x(q[r][d + k]);
 #pragma GCC unroll 16
-                for (int w = 0; w < Wide; ++w) sum[r][w] = fma(x, key[w], sum[r][w]);
+                for (int w = 0; w < wide; ++w)
+                    sum[k % chains<Build>][r][w] = fma(x, key[w], sum[k % chains<Build>][r][w]);
             }
         }
     }
-    for (; d < last_d; ++d)
+    ahead_of_keys = soon;
+    for (; d < t.key_dim; ++d)
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 16
-            for (int w = 0; w < Wide; ++w)
-                sum[r][w] = fma(floats(q[r][d]), storage::key_lanes(keys, d, lane + w * lanes<Build>), sum[r][w]);
-    if constexpr (storage::has_scales)
-        if (last_d == t.key_dim)
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 16
-                for (int w = 0; w < Wide; ++w)
-                    sum[r][w] = sum[r][w] * load(storage::key_scales(block, t.key_dim) + lane + w * lanes<Build>);
+            for (int w = 0; w < wide; ++w)
+                sum[0][r][w] = fma(floats(q[r][d]), storage::key_term(keys + w * next, d), sum[0][r][w]);
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 16
-        for (int w = 0; w < Wide; ++w) store(to[r] + lane + w * lanes<Build>, sum[r][w]);
-}
-
-/// The same for lanes [first, last) and what shares a register with them; or for all lanes, where that is more than a
-/// quarter of them: the machine reads ahead in a block that is read from end to end, not in a part of each of its rows.
-template <class Build, class Element, int Rows>
-void score(const decode_rows<Build>& t, int row, const float* query, const key_tile& tile, int64 first_d, int64 last_d,
-           int first, int last) {
-    using storage = codec<Element>;
-    constexpr int vector = lanes<Build>, all = static_cast<int>(block_tokens) / vector;
-    constexpr int wide = sums<Build> / Rows < all ? sums<Build> / Rows : all;
-    const int64 block_bytes = storage::key_bytes(t.key_dim) + storage::value_bytes(t.value_dim);
-    const int end = (last + vector - 1) / vector * vector;
-    int lane = first / vector * vector;
-    if (end - lane > detail::panel_width) {
-        prefetcher soon(tile, block_bytes, storage::key_bytes(first_d), t.rows);
-        for (lane = 0; lane < block_tokens; lane += wide * vector)
-            score<Build, Element, Rows, wide>(t, row, query, tile.block, first_d, last_d, lane, soon);
-        return;
-    }
-    // What is ahead lies in the same lanes of later dimensions, and at last in the values.
-    constexpr int64 row_bytes = block_tokens * storage::key_row * int64{sizeof *storage::keys(nullptr)};
-    const std::byte* values = tile.block + storage::key_bytes(t.key_dim);
-    for (; lane < end; lane += vector) {
-        prefetcher soon(values + first * storage::value_bytes(t.value_dim) / block_tokens, 0);
-        if (last_d < t.key_dim)
-            soon = prefetcher(tile.block + storage::key_bytes(last_d) + lane * row_bytes / block_tokens, row_bytes);
-        score<Build, Element, Rows, 1>(t, row, query, tile.block, first_d, last_d, lane, soon);
-    }
+        for (int w = 0; w < wide; ++w) {
+            floats s = sum[0][r][w];
+            if constexpr (chains<Build> == 2) s = s + sum[1][r][w];
+            if constexpr (storage::has_scales)
+                s = s * load(storage::key_scales(block, t.key_dim) + lane + w * lanes<Build>);
+            store(to[r] + lane + w * lanes<Build>, s);
+        }
 }
 
 /// The scores of rows [row, row + Rows) from bytes: one dot product for each digit of the queries, put together in
 /// floats. All dimensions at once.
 template <class Build, class Element, int Rows>
 void score_digits(const decode_rows<Build>& t, int row, int frame, const std::byte* block, int first, int last,
-                  prefetcher soon) {
+                  prefetcher& soon) {
     using storage = codec<Element>;
     constexpr int all = static_cast<int>(block_tokens) / lanes<Build>;
     constexpr int most = sums<Build> / Rows;
     constexpr int wide = most < 1 ? 1 : most < all ? most : all;
     constexpr int span = wide * lanes<Build>;
-    const auto* keys = storage::keys(block);
     const float* scales = storage::key_scales(block, t.key_dim);
     const int64 pitch = t.digit_pitch();
     const std::int8_t* q[Rows];
@@ -286,7 +312,10 @@ void score_digits(const decode_rows<Build>& t, int row, int frame, const std::by
         index[r] = frame * t.rows + (row + r < t.rows ? row + r : t.rows - 1);
         q[r] = t.digits + index[r] * query_digits * pitch;
     }
-    for (int lane = first / span * span; lane < last; lane += span)
+    for (int lane = first / span * span; lane < last; lane += span) {
+        const std::uint8_t* keys[wide];
+#pragma GCC unroll 16
+        for (int w = 0; w < wide; ++w) keys[w] = storage::key_column(block, lane + w * lanes<Build>, t.key_dim);
         for (int i = query_digits - 1; i >= 0; --i) {
             integers sum[Rows][wide];
 #pragma GCC unroll 8
@@ -298,7 +327,7 @@ void score_digits(const decode_rows<Build>& t, int row, int frame, const std::by
                 soon.step<(span * 4 + query_digits - 1) / query_digits>();
                 integers key[wide];
 #pragma GCC unroll 16
-                for (int w = 0; w < wide; ++w) key[w] = storage::key_words(keys, d, lane + w * lanes<Build>);
+                for (int w = 0; w < wide; ++w) key[w] = storage::key_words(keys[w], d);
 #pragma GCC unroll 8
                 for (int r = 0; r < Rows; ++r) {
                     std::int32_t four;
@@ -321,78 +350,71 @@ void score_digits(const decode_rows<Build>& t, int row, int frame, const std::by
                 }
             }
         }
+    }
 }
 
-/// Wide registers of columns, from `column` on:  O += Σ P · V over lanes [first, last), for rows [row, row + Rows) before
-/// row `end`.
-template <class Build, class Element, int Rows, int Wide>
-SASH_INLINE void weigh(const decode_rows<Build>& t, int row, int end, const std::byte* block, int64 column, int first,
-                       int last, prefetcher& soon) {
-    using storage = codec<Element>;
-    const auto* values = storage::values(block, t.key_dim);
-    constexpr int64 bytes = Wide * lanes<Build> * int64{sizeof *values};  // of one value row
-    const float* p[Rows];
-    float* to[Rows];
-    floats sum[Rows][Wide];
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-        const int which = row + r < end ? row + r : end - 1;
-        p[r] = t.weights + which * block_tokens;
-        to[r] = t.numerator + which * t.value_pitch + column;
-#pragma GCC unroll 8
-        for (int w = 0; w < Wide; ++w) sum[r][w] = load(to[r] + w * lanes<Build>);
-    }
-    int64 lane = first;
-    while (lane < last) {
-        if constexpr (storage::paired) {
-            if ((lane & 1) == 0 && lane + 1 < last) {
-                soon.step<2 * bytes>();
-                typename storage::neighbours value[Wide];
-#pragma GCC unroll 8
-                for (int w = 0; w < Wide; ++w)
-                    value[w] = storage::value_neighbours(values, lane, column + w * lanes<Build>, t.value_pitch);
-#pragma GCC unroll 8
-                for (int r = 0; r < Rows; ++r) {
-                    const floats even(p[r][lane]), odd(p[r][lane + 1]);
-#pragma GCC unroll 8
-                    for (int w = 0; w < Wide; ++w)
-                        sum[r][w] = fma(odd, value[w].second, fma(even, value[w].first, sum[r][w]));
-                }
-                lane += 2;
-                continue;
-            }
-        }
-        {
-            soon.step<bytes>();
-            floats value[Wide];
-#pragma GCC unroll 8
-            for (int w = 0; w < Wide; ++w)
-                value[w] = storage::value_lanes(values, lane, column + w * lanes<Build>, t.value_pitch);
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-                for (int w = 0; w < Wide; ++w) sum[r][w] = fma(floats(p[r][lane]), value[w], sum[r][w]);
-            lane += 1;
-        }
-    }
+/// sum_r += P_r · V of one token; `weights` is that of the first row.
+template <class Build, int Rows, int Wide>
+SASH_INLINE void add_token(floats (&sum)[Rows][Wide], const float* weights, const floats (&value)[Wide]) {
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-        for (int w = 0; w < Wide; ++w) store(to[r] + w * lanes<Build>, sum[r][w]);
+        for (int w = 0; w < Wide; ++w) sum[r][w] = fma(floats(weights[r * block_tokens]), value[w], sum[r][w]);
 }
 
+/// O += Σ P · V over lanes [first, last), for `count` <= Rows rows from `row` on and the columns in at_once registers from
+/// `column` on. Where a score is two sums a column is, too: of the even tokens and of the odd ones.
 template <class Build, class Element, int Rows>
-void weigh(const decode_rows<Build>& t, int row, int end, const std::byte* block, int first, int last,
-           prefetcher soon) {
-    constexpr int most = registers<Build> == 32 ? 4 : 8;
-    constexpr int wide = sums<Build> / Rows < most ? sums<Build> / Rows : most;
-    constexpr int least = detail::panel_width / lanes<Build>;  // value_pitch is a multiple of so many registers
-    int64 column = 0;
-    for (; column + wide * lanes<Build> <= t.value_pitch; column += wide * lanes<Build>)
-        weigh<Build, Element, Rows, wide>(t, row, end, block, column, first, last, soon);
-    if constexpr (wide > least)
-        for (; column < t.value_pitch; column += least * lanes<Build>)
-            weigh<Build, Element, Rows, least>(t, row, end, block, column, first, last, soon);
+void weigh(const decode_rows<Build>& t, int row, int count, const std::byte* block, int64 column, int64 first,
+           int64 last, prefetcher& ahead_of_values) {
+    using storage = codec<Element>;
+    constexpr int wide = at_once<Build, Rows>, odd = chains<Build> - 1;
+    const auto* values = storage::value_column(block, column, t.key_dim);
+    constexpr int64 bytes = wide * lanes<Build> * int64{sizeof *values};  // of one token
+    constexpr int64 next = lanes<Build> * (storage::paired ? 2 : 1);      // register of columns
+    const float* const weights = t.weights + row * block_tokens;          // of rows beyond `count` anything
+    float* const to = t.numerator + row * t.value_pitch + column;
+    floats sum[chains<Build>][Rows][wide];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+        for (int w = 0; w < wide; ++w) {
+            sum[odd][r][w] = floats(0.0f);
+            sum[0][r][w] = load(to + (r < count ? r : 0) * t.value_pitch + w * lanes<Build>);
+        }
+    prefetcher soon = ahead_of_values;
+    for (int64 lane = first; lane < last;) {
+        floats value[2][wide];
+        if ((lane & 1) == 0 && lane + 1 < last) {
+            soon.step<2 * bytes>();
+#pragma GCC unroll 8
+            for (int w = 0; w < wide; ++w) {
+                const auto both = storage::value_terms(values + w * next, lane);
+                value[0][w] = both.first;
+                value[1][w] = both.second;
+            }
+            add_token<Build, Rows, wide>(sum[0], weights + lane, value[0]);
+            add_token<Build, Rows, wide>(sum[odd], weights + lane + 1, value[1]);
+            lane += 2;
+        } else {
+            soon.step<bytes>();
+#pragma GCC unroll 8
+            for (int w = 0; w < wide; ++w) value[0][w] = storage::value_term(values + w * next, lane);
+            if ((lane & 1) == 0)
+                add_token<Build, Rows, wide>(sum[0], weights + lane, value[0]);
+            else
+                add_token<Build, Rows, wide>(sum[odd], weights + lane, value[0]);
+            lane += 1;
+        }
+    }
+    ahead_of_values = soon;
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+        for (int w = 0; w < wide; ++w) {
+            const floats s = odd != 0 ? sum[0][r][w] + sum[odd][r][w] : sum[0][r][w];
+            if (r < count) store(to + r * t.value_pitch + w * lanes<Build>, s);
+        }
 }
 
 /// What the stage does to the scores of lanes [first, last), whole registers of them. They are base 2 afterwards.
@@ -480,40 +502,45 @@ SASH_INLINE void in_groups(int row, int end, const F& f) {
     }
 }
 
-/// Q·K of all rows, for lanes [first, last).
+/// Q·K of all rows, for lanes [first, last). Rows that do not fit in one pass find the keys in the first cache: the first
+/// pass alone asks for what is ahead.
 template <class Build, class Element>
-void score_rows(const decode_rows<Build>& t, const key_tile& tile, int frame, int first, int last) {
+void score_rows(const decode_rows<Build>& t, const key_tile& tile, int frame, int first, int last, prefetcher& soon) {
     using storage = codec<Element>;
+    constexpr int width = static_cast<int>(detail::panel_width);
     if constexpr (storage::has_scales && has_byte_dots<Build>)
-        if (t.key_dim <= most_dims_in_digits) {
-            const int64 block_bytes = storage::key_bytes(t.key_dim) + storage::value_bytes(t.value_dim);
+        if (t.key_dim <= most_dims_in_digits)
             return in_groups<Build>(0, t.rows, [&](auto rows, int row) {
+                prefetcher none = soon;
                 score_digits<Build, Element, decltype(rows)::value>(t, row, frame, tile.block, first, last,
-                                                                    prefetcher(tile, block_bytes, 0, t.rows));
+                                                                    row == 0 ? soon : none);
             });
-        }
     const float* query = t.query + frame * t.rows * t.key_dim;
-    for (int64 d = 0; d < t.key_dim; d += piece_dims)
+    for (int lane = first / width * width; lane < last; lane += width)
         in_groups<Build>(0, t.rows, [&](auto rows, int row) {
-            score<Build, Element, decltype(rows)::value>(t, row, query, tile, d,
-                                                         detail::smaller(d + piece_dims, t.key_dim), first, last);
+            constexpr int count = decltype(rows)::value, span = at_once<Build, count> * lanes<Build>;
+            prefetcher none = soon;
+            for (int at = lane; at < lane + width; at += span)
+                score<Build, Element, count>(t, row, query, tile.block, at, row == 0 ? soon : none);
         });
 }
 
 /// P·V of rows [row, end), which see the same lanes: run by run, so what is not seen is not even multiplied by zero.
 template <class Build, class Element>
-void weigh_rows(const decode_rows<Build>& t, const key_tile& tile, int row, int end, std::uint64_t seen) {
-    using storage = codec<Element>;
-    constexpr int piece = piece_tokens<sizeof *storage::values(tile.block, 0)>;
-    const int64 key_bytes = storage::key_bytes(t.key_dim), value_bytes = storage::value_bytes(t.value_dim);
-    while (seen != 0) {
-        const int from = std::countr_zero(seen), run = std::countr_one(seen >> from);
-        const int to = from + (run < piece ? run : piece);
-        const prefetcher soon(tile, key_bytes + value_bytes, key_bytes + from * value_bytes / block_tokens, t.rows);
-        in_groups<Build>(row, end, [&](auto rows, int first) {
-            weigh<Build, Element, decltype(rows)::value>(t, first, end, tile.block, from, to, soon);
-        });
-        seen = to == 64 ? 0 : seen >> to << to;
+void weigh_rows(const decode_rows<Build>& t, const key_tile& tile, int row, int end, std::uint64_t seen,
+                prefetcher& soon) {
+    constexpr int width = static_cast<int>(detail::panel_width);
+    for (int from = 0, to; seen != 0; seen = to == 64 ? 0 : seen >> to << to) {
+        from = std::countr_zero(seen);
+        to = from + std::countr_one(seen >> from);
+        for (int64 column = 0; column < t.value_pitch; column += width)
+            in_groups<Build>(row, end, [&](auto rows, int first) {
+                constexpr int most = decltype(rows)::value, span = at_once<Build, most> * lanes<Build>;
+                const int count = end - first < most ? end - first : most;
+                prefetcher none = soon;
+                for (int64 at = column; at < column + width; at += span)
+                    weigh<Build, Element, most>(t, first, count, tile.block, at, from, to, first == 0 ? soon : none);
+            });
     }
 }
 
@@ -529,22 +556,22 @@ void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit
     for (int r = 0; r < t.rows; ++r) seen |= seen_by(r);
     if (seen == 0) return;
     const int first = std::countr_zero(seen), last = 64 - std::countl_zero(seen);
-    decode::score_rows<Build, Element>(t, tile, visit.frame, first, last);
+    const bool hints = tile.next != nullptr;
+    const decode::reading tiles[2] = {
+        decode::reading::template of<Build, Element>(t, tile.block, first, last),
+        decode::reading::template of<Build, Element>(t, hints ? tile.next : tile.block, hints ? tile.next_first : first,
+                                                     hints ? tile.next_last : last)};
+    decode::prefetcher soon(tiles);
+    decode::score_rows<Build, Element>(t, tile, visit.frame, first, last, soon);
 
     constexpr int vector = lanes<Build>;
     if (!stage.empty()) decode::apply(stage, t, visit, first / vector * vector, (last + vector - 1) / vector * vector);
     const float* scales = nullptr;
-    if constexpr (storage::has_scales) {
-        scales = storage::value_scales(tile.block, t.key_dim);
-        constexpr int64 read = 2 * storage::scale_bytes;
-        const int64 key_bytes = storage::key_bytes(t.key_dim);
-        decode::prefetcher(tile, key_bytes + storage::value_bytes(t.value_dim), key_bytes - read, t.rows)
-            .template step<read>();
-    }
+    if constexpr (storage::has_scales) scales = storage::value_scales(tile.block, t.key_dim);
     for (int r = 0; r < t.rows; ++r) decode::exponentiate(t, r, seen_by(r), scales);
     for (int row = 0, end; row < t.rows; row = end) {
         for (end = row + 1; end < t.rows && seen_by(end) == seen_by(row);) ++end;
-        decode::weigh_rows<Build, Element>(t, tile, row, end, seen_by(row));
+        decode::weigh_rows<Build, Element>(t, tile, row, end, seen_by(row), soon);
     }
 }
 

@@ -75,8 +75,8 @@ private:
     }
 };
 
-/// Rows [first_row, …) of a tile, transposed: to[d][r] = factor · rows[r][first_d + d] for d < count. Lanes without a row
-/// become zero.
+/// Rows of a tile, transposed: to[d][r] = factor · rows[r][first_d + d] for d < count. Lanes of the last register that
+/// have no row become zero.
 template <class Build>
 void transpose_rows(const query_tile<Build>& tile, const float* const* rows, int64 first_d, int64 count, float factor,
                     float* to) {
@@ -96,7 +96,7 @@ void transpose_rows(const query_tile<Build>& tile, const float* const* rows, int
         for (; d < count; ++d)
             for (int64 i = r; i < r + 4; ++i) to[d * pitch + i] = factor * rows[i][first_d + d];
     }
-    for (; r < pitch; ++r)
+    for (; r < detail::round_up(tile.rows, lanes<Build>); ++r)
         for (int64 d = 0; d < count; ++d) to[d * pitch + r] = r < tile.rows ? factor * rows[r][first_d + d] : 0.0f;
 }
 
@@ -147,6 +147,11 @@ struct strip {
 template <class Build, int Vectors>
 inline constexpr int tile_height = registers<Build> == 32 || Vectors == 1 ? 8 : 4;
 
+/// The same where the query tile has no more than one register of rows: a few drafts that are verified. Then each load
+/// of a multiplier serves one multiplication, and all that can be saved is loads of rows.
+template <class Build>
+inline constexpr int lone_height = registers<Build> == 32 ? 16 : 8;
+
 /// Memory that will be wanted soon, asked for bit by bit: `step` bytes further at every term of a product. Blocks come
 /// from an outer cache or from memory; asked for all at once they would keep the product waiting.
 struct upcoming {
@@ -159,6 +164,7 @@ struct upcoming {
 template <class Number>
 struct product {
     int vectors;
+    bool alone;       // one register of rows, in tiles of lone_height
     float* c;         // rows are the capacity of a query tile apart
     const Number* a;  // rows are a_pitch numbers apart
     int64 a_pitch;
@@ -171,36 +177,36 @@ struct product {
 };
 
 /// Summed in the order of t: no element's bits depend on how it shares the work with others.
-template <class Build, int Vectors, class Number>
+template <class Build, int Vectors, int high, class Number>
 void multiply(const product<Number>& p) {
     using registers = std::conditional_t<std::is_same_v<Number, float>, floats, integers>;
-    constexpr int high = tile_height<Build, Vectors>;
     constexpr int64 pitch = query_tile<Build>::capacity;
     const std::byte* soon = p.soon.at;
+    const int64 terms = p.terms;
     for (int64 j0 = 0; j0 < p.height; j0 += high) {
         float* c = p.c + j0 * pitch;
         // The unroll pragmas keep the sums in registers: g++ 12 spills them at every step without.
         floats sum[high][Vectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int j = 0; j < high; ++j)
 #pragma GCC unroll 3
             for (int v = 0; v < Vectors; ++v)
                 sum[j][v] = p.accumulate ? load(c + j * pitch + v * lanes<Build>) : floats(0.0f);
         if (p.keep != nullptr)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int j = 0; j < high; ++j)
 #pragma GCC unroll 3
                 for (int v = 0; v < Vectors; ++v) sum[j][v] = sum[j][v] * load(p.keep + v * lanes<Build>);
 
         const Number* left = p.a + j0;
         const Number* right = p.b;
-        for (int64 t = 0; t < p.terms; ++t, left += p.a_pitch, right += pitch, soon += p.soon.step) {
+        for (int64 t = 0; t < terms; ++t, left += p.a_pitch, right += pitch, soon += p.soon.step) {
             prefetch(soon);
             registers row[Vectors];
 #pragma GCC unroll 3
             for (int v = 0; v < Vectors; ++v) row[v] = load(right + v * lanes<Build>);
             const multipliers<Build, high, Number> column(left);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int j = 0; j < high; ++j) {
                 const registers x = column[j];
 #pragma GCC unroll 3
@@ -209,11 +215,11 @@ void multiply(const product<Number>& p) {
         }
         if constexpr (!std::is_same_v<Number, float>)
             if (!p.accumulate)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int j = 0; j < high; ++j)
 #pragma GCC unroll 3
                     for (int v = 0; v < Vectors; ++v) sum[j][v] = sum[j][v] * floats(p.factor);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int j = 0; j < high; ++j)
 #pragma GCC unroll 3
             for (int v = 0; v < Vectors; ++v) store(c + j * pitch + v * lanes<Build>, sum[j][v]);
@@ -223,11 +229,13 @@ void multiply(const product<Number>& p) {
 template <class Build, class Number>
 void multiply(const product<Number>& p) {
     if (p.vectors == 3)
-        multiply<Build, 3>(p);
+        multiply<Build, 3, tile_height<Build, 3>>(p);
     else if (p.vectors == 2)
-        multiply<Build, 2>(p);
+        multiply<Build, 2, tile_height<Build, 2>>(p);
+    else if (p.alone)
+        multiply<Build, 1, lone_height<Build>>(p);
     else
-        multiply<Build, 1>(p);
+        multiply<Build, 1, tile_height<Build, 1>>(p);
 }
 
 /// For each row of one register, the 64 lanes it sees.
@@ -458,25 +466,29 @@ void score(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& part
     constexpr int64 together = std::is_same_v<Number, float> ? 1 : 2;  // dimensions in a term
     const std::byte* values = keys.block + codec<Element>::key_bytes(tile.key_dim);
     const int64 bytes = codec<Element>::value_bytes(tile.value_dim) / block_tokens;  // for each lane
+    const bool alone = tile.rows <= lanes<Build>;
+    const int64 high = alone ? lone_height<Build> : tile_height<Build, 3>, grain = alone ? high : 8;
+    const int64 step = together * bytes * high / tile.key_dim;
     for (int64 lane = keys.first / width * width; lane < keys.last; lane += width) {
         const auto panel =
             codec<Element>::template key_panel<Build, Number>(keys.block, lane, tile.key_dim, tile.panel);
         for (int i = 0; i < parts.count; ++i) {
             const strip& s = parts.products[i];
-            const int64 from = detail::larger(s.first / 8 * 8, lane), to = detail::smaller(s.last, lane + width);
+            const int64 from = detail::larger(s.first / grain * grain, lane),
+                        to = detail::smaller(s.last, lane + width);
             if (from < to)
-                multiply<Build>(product<Number>{
-                    .vectors = s.vectors,
-                    .c = tile.weights + from * pitch + s.column,
-                    .a = panel.data + (from - lane),
-                    .a_pitch = panel.pitch,
-                    .b = reinterpret_cast<const Number*>(query) + s.column,
-                    .terms = (tile.key_dim + together - 1) / together,
-                    .height = to - from,
-                    .accumulate = false,
-                    .keep = nullptr,
-                    .factor = tile.score_factor,
-                    .soon = {values + from * bytes, together * bytes * tile_height<Build, 3> / tile.key_dim}});
+                multiply<Build>(product<Number>{.vectors = s.vectors,
+                                                .alone = alone,
+                                                .c = tile.weights + from * pitch + s.column,
+                                                .a = panel.data + (from - lane),
+                                                .a_pitch = panel.pitch,
+                                                .b = reinterpret_cast<const Number*>(query) + s.column,
+                                                .terms = (tile.key_dim + together - 1) / together,
+                                                .height = to - from,
+                                                .accumulate = false,
+                                                .keep = nullptr,
+                                                .factor = tile.score_factor,
+                                                .soon = {values + from * bytes, step}});
         }
     }
 }
@@ -528,9 +540,11 @@ void weigh(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& part
     const Number* weights = reinterpret_cast<const Number*>(tile.weights);
     const std::byte* next = keys.next != nullptr ? keys.next : keys.block;
     const int64 bytes = codec<Element>::key_bytes(tile.key_dim) / tile.value_pitch;  // for each column
+    const bool alone = tile.rows <= lanes<Build>;
+    const int64 high = alone ? lone_height<Build> : tile_height<Build, 3>;
     for (int64 column = 0; column < tile.value_pitch; column += width) {
-        const auto panel = codec<Element>::template value_panel<Build, Number>(
-            keys.block, column, keys.first, keys.last, tile.key_dim, tile.value_dim, tile.panel);
+        const auto panel = codec<Element>::template value_panel<Build, Number>(keys.block, column, keys.first,
+                                                                               keys.last, tile.key_dim, tile.panel);
         float* sums = tile.numerator + column * pitch;
         for (int i = 0; careful && i < parts.registers; ++i) {
             const strip& s = parts.rows[i];
@@ -540,18 +554,18 @@ void weigh(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& part
         }
         for (const strip& s : products) {
             const int64 first = s.first / together, last = (s.last + together - 1) / together;
-            multiply<Build>(product<Number>{
-                .vectors = s.vectors,
-                .c = sums + s.column,
-                .a = panel.data + first * panel.pitch,
-                .a_pitch = panel.pitch,
-                .b = weights + first * pitch + s.column,
-                .terms = last - first,
-                .height = width,
-                .accumulate = true,
-                .keep = keep != nullptr ? keep + s.column : nullptr,
-                .factor = 1,
-                .soon = {next + column * bytes, together * bytes * tile_height<Build, 3> / block_tokens}});
+            multiply<Build>(product<Number>{.vectors = s.vectors,
+                                            .alone = alone,
+                                            .c = sums + s.column,
+                                            .a = panel.data + first * panel.pitch,
+                                            .a_pitch = panel.pitch,
+                                            .b = weights + first * pitch + s.column,
+                                            .terms = last - first,
+                                            .height = width,
+                                            .accumulate = true,
+                                            .keep = keep != nullptr ? keep + s.column : nullptr,
+                                            .factor = 1,
+                                            .soon = {next + column * bytes, together * bytes * high / block_tokens}});
         }
     }
 }

@@ -170,6 +170,25 @@ struct multipliers<Build, Count, float> {
 };
 #endif
 
+#if defined(__AVX512F__)
+/// Sixteen multipliers for one register: each is a load, and there is room for no more of them than there are
+/// multiplications. So two of the sixteen are taken out of the line that has to be loaded anyway.
+template <class Build>
+struct multipliers<Build, 16, float> {
+    const float* at;
+    __m512 line;
+
+    SASH_INLINE explicit multipliers(const float* p) : at(p) {
+        __m512 loaded = _mm512_loadu_ps(p);
+        asm("" : "+v"(loaded));  // or each of the two would load it once more
+        line = loaded;
+    }
+    SASH_INLINE floats operator[](int i) const {
+        return i == 3 || i == 8 || i == 13 ? floats(_mm512_permutexvar_ps(_mm512_set1_epi32(i), line)) : floats(at[i]);
+    }
+};
+#endif
+
 SASH_INLINE floats select(lane_mask m, floats yes, floats no) { return xsimd::select(m, yes, no); }
 SASH_INLINE bool any(lane_mask m) { return xsimd::any(m); }
 

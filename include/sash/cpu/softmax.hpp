@@ -57,11 +57,13 @@ SASH_INLINE int64 usual_piece(const detail::block_store& store, bool decodes) {
 
 inline constexpr int64 most_tiles_that_split = 4;  // with more tiles of queries a KV head, there are tasks enough
 
-/// A few rows, of one token or of some drafts, go to the decode kernel; where more share a KV head, the prefill kernel's
-/// lanes fill.
+/// A few rows, of one token or of some drafts, go to the decode kernel, which reads keys and values at the memory's pace.
+/// Where more share a KV head, multiply-adds take as long as the memory does, and the prefill kernel's lanes fill; but
+/// all rows must fit in one of its tiles, or each tile would read the keys anew.
 template <class Build, class P>
 SASH_INLINE bool decodes(const softmax_job<P>& job) {
-    return job.query.tokens * job.group <= decode_rows<Build>::capacity;
+    constexpr int64 most = decode_rows<Build>::capacity, usual = query_tile<Build>::capacity < most ? most : most / 2;
+    return job.query.tokens * job.group <= usual;
 }
 
 /// Adds the tasks of one tile of rows: one for each piece of its keys.

@@ -158,17 +158,21 @@ SASH_INLINE std::uint64_t seen_lanes(const P& p, int64 query, int64 kv_head, int
 /// read when all of them are done: a hint.
 template <class Build, class F>
 SASH_INLINE void for_each_tile(const detail::block_store& store, int64 head, int64 first, int64 last,
-                               const std::byte* after, F&& f) {
+                               const detail::token_place& after, F&& f) {
     first = detail::next_held(store, first);
     detail::token_place at{};
     if (first < last) at = detail::locate<Build>(store, head, first);
     while (first < last) {
         const int64 count = detail::smaller(at.together, last - first);
         const int64 next = detail::next_held(store, first + count);
-        detail::token_place following{};
-        if (next < last) following = detail::locate<Build>(store, head, next);
-        key_tile tile{at.block, static_cast<std::int32_t>(at.lane), static_cast<std::int32_t>(at.lane + count),
-                      next < last ? following.block : after};
+        const detail::token_place following = next < last ? detail::locate<Build>(store, head, next) : after;
+        const int64 next_count = next < last ? detail::smaller(following.together, last - next) : following.together;
+        const key_tile tile{at.block,
+                            static_cast<std::int32_t>(at.lane),
+                            static_cast<std::int32_t>(at.lane + count),
+                            following.block,
+                            static_cast<std::int32_t>(following.lane),
+                            static_cast<std::int32_t>(following.lane + next_count)};
         f(tile, first - at.lane);
         first = next;
         at = following;
@@ -214,7 +218,7 @@ SASH_INLINE bool fill_visible(const softmax_job<P>& job, const softmax_task& tas
 }
 
 /// The rows of a task read its keys: f.pack(frame, factor) prepares the queries of a frame, f.absorb(tile, visit, stage)
-/// takes a tile of keys in, and f.after(interval, next) is a block that will be read when the interval is read up to
+/// takes a tile of keys in, and f.after(interval, next) is a place that will be read when the interval is read up to
 /// `next`: a hint.
 template <class Build, class Scratch, class P, class F>
 void read_keys(const softmax_job<P>& job, const softmax_task& task, Scratch& s, const F& f) {
@@ -231,7 +235,7 @@ void read_keys(const softmax_job<P>& job, const softmax_task& task, Scratch& s, 
         if (keys.first >= keys.last) continue;
         if (!(packed >> keys.frame & 1u)) f.pack(keys.frame, factor);
         packed |= 1u << keys.frame;
-        const std::byte* after = f.after(i, keys.last);
+        const detail::token_place after = f.after(i, keys.last);
         for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, after,
                              [&](const key_tile& tile, int64 lane_zero) {
                                  tile_visit visit;
@@ -251,6 +255,18 @@ void read_keys(const softmax_job<P>& job, const softmax_task& task, Scratch& s, 
                                  f.absorb(tile, visit, stage);
                              });
     }
+}
+
+/// Where the task reads that comes after this one, if each has all rows of its KV head: at position `next` of the same
+/// head, or where the interval begins in the next head. Nowhere, if this is the last.
+template <class Build, class P>
+detail::token_place read_next(const softmax_job<P>& job, const softmax_task& task, const key_interval& keys,
+                              int64 next) {
+    const detail::block_store& store = *job.store;
+    const bool ends = next >= detail::smaller(keys.last, store.length);
+    const int64 head = task.head + (ends ? 1 : 0), from = detail::next_held(store, ends ? keys.first : next);
+    if (head >= store.heads || from >= store.length) return {};
+    return detail::locate<Build>(store, head, from);
 }
 
 // ------------------------------------------------------------------------------------------------------------- many rows: prefill
@@ -336,9 +352,10 @@ struct tile_of_queries {
     SASH_INLINE void absorb(const key_tile& keys, const tile_visit& visit, const score_stage& stage) const {
         cpu::absorb<Build, Element, Number>(s.tile, keys, visit, stage);
     }
-    /// The next tile of the same head begins about where this one did.
-    SASH_INLINE const std::byte* after(const key_interval& keys, int64) const {
-        return detail::locate<Build>(*job.store, task.head, detail::next_held(*job.store, keys.first)).block;
+    /// Where there are more tiles of queries, the next begins about where this one did.
+    SASH_INLINE detail::token_place after(const key_interval& keys, int64 next) const {
+        if (job.query.tokens * job.group <= task.rows) return read_next<Build>(job, task, keys, next);
+        return detail::locate<Build>(*job.store, task.head, detail::next_held(*job.store, keys.first));
     }
 };
 
@@ -414,12 +431,8 @@ struct rows_of_head {
     SASH_INLINE void absorb(const key_tile& keys, const tile_visit& visit, const score_stage& stage) const {
         cpu::absorb<Build, Element>(s.rows, keys, visit, stage);
     }
-    /// The next task goes on at position `next` of this head, or begins the interval in the next head.
-    const std::byte* after(const key_interval& keys, int64 next) const {
-        const detail::block_store& store = *job.store;
-        const bool ends = next >= detail::smaller(keys.last, store.length);
-        const int64 head = task.head + (ends ? 1 : 0), from = detail::next_held(store, ends ? keys.first : next);
-        return head < store.heads && from < store.length ? detail::locate<Build>(store, head, from).block : nullptr;
+    SASH_INLINE detail::token_place after(const key_interval& keys, int64 next) const {
+        return read_next<Build>(job, task, keys, next);
     }
 };
 
