@@ -141,41 +141,42 @@ namespace decode {
 /// enough that it is still in the first cache when its turn comes.
 inline constexpr int64 ahead = 12288;
 
-/// What is read of a block, in order: panels of sixteen keys, and of each panel of values the rows that are seen.
+/// What is read of a block, in order: panels of sixteen keys, and of each panel of values the rows that are seen. What lies
+/// side by side is one run.
 struct reading {
     const std::byte *keys, *values;
-    int64 key_bytes, run_bytes;  // of what is read: all panels of keys, one of values
-    int64 panel_bytes;           // of a whole panel of values
-    int panels;                  // of values
-    int first_lane;              // of the first panel of keys
+    int64 key_bytes;  // of what is read
+    int64 run_bytes;  // of values
+    int64 run_pitch;
+    int runs;
 
     template <class Build, class Element>
     SASH_INLINE static reading of(const decode_rows<Build>& t, const std::byte* block, int first, int last) {
         using storage = codec<Element>;
         constexpr int width = static_cast<int>(detail::panel_width);
         constexpr int64 row = width * int64{sizeof *storage::values(nullptr, 0)};
-        const int64 panel = storage::panel_bytes(t.key_dim);
+        const int64 panel = storage::panel_bytes(t.key_dim), panels = t.value_pitch / width;
         const int from = first / width, to = (last + width - 1) / width;
+        const bool whole = last - first == block_tokens;
         return {block + from * panel, block + storage::key_bytes(t.key_dim) + first * row,
-                (to - from) * panel,  (last - first) * row,
-                block_tokens * row,   static_cast<int>(t.value_pitch / width),
-                from * width};
+                (to - from) * panel,  (whole ? panels : 1) * (last - first) * row,
+                block_tokens * row,   whole ? 1 : static_cast<int>(panels)};
     }
 };
 
 /// Asks for what will be read soon, in the order in which it is read, of a tile and then of the next. Each step of a loop
-/// asks for as many bytes as it reads itself. What lies side by side is a run: all keys of a reading, or the rows of one
-/// panel of its values.
+/// asks for as many bytes as it reads itself.
 struct prefetcher {
     const std::byte* at;
     int64 left;           // of the run
-    const reading* what;  // [2]
-    int run;
+    const reading* tile;  // and the one behind it
+    int runs;             // of values that follow, in this tile
+    bool last;            // tile
 
-    SASH_INLINE explicit prefetcher(const reading (&tiles)[2]) : what(tiles), run(0) {
-        const int64 all = tiles[0].key_bytes + tiles[0].panels * tiles[0].run_bytes;
-        begin_run();
-        advance(all < ahead ? all : ahead);
+    SASH_INLINE explicit prefetcher(const reading (&tiles)[2]) : tile(tiles), last(false) {
+        begin_tile();
+        const int64 all = tile->key_bytes + tile->runs * tile->run_bytes;
+        go_on(all < ahead ? all : ahead);
     }
     template <int64 Bytes>
     SASH_INLINE void step() {
@@ -184,25 +185,30 @@ struct prefetcher {
         at += Bytes;
         left -= Bytes;
         if (left <= 0) [[unlikely]]
-            advance(0);
+            go_on(0);
     }
 
 private:
-    SASH_INLINE void begin_run() {
-        const int runs = 1 + what->panels, which = run % runs;
-        const reading& r = what[run / runs];
-        at = which == 0 ? r.keys : r.values + (which - 1) * r.panel_bytes;
-        left = which == 0 ? r.key_bytes : r.run_bytes;
+    SASH_INLINE void begin_tile() {
+        at = tile->keys;
+        left = tile->key_bytes;
+        runs = tile->runs;
     }
-    SASH_INLINE void advance(int64 bytes) {
+    SASH_INLINE void go_on(int64 bytes) {
         while (bytes >= left) {
             bytes -= left;
-            if (++run == 2 * (1 + what->panels)) {
-                left = std::numeric_limits<int64>::max();  // nobody knows what comes then: the same once more
-                at = what->keys;
-                return;
+            if (runs > 0) {
+                at = tile->values + (tile->runs - runs) * tile->run_pitch;
+                left = tile->run_bytes;
+                --runs;
+            } else if (!last) {
+                last = true;
+                ++tile;
+                begin_tile();
+            } else {
+                at = tile->keys;  // nobody knows what comes then: the same once more
+                left = std::numeric_limits<int64>::max();
             }
-            begin_run();
         }
         at += bytes;
         left -= bytes;
@@ -458,20 +464,21 @@ SASH_INLINE float exp2_of(float x) {
     return lane[0];
 }
 
-/// Scores of one row -> weights; unseen lanes become exactly 0. `scales`, or null: what the weight of each lane is
-/// times, after it has joined the sum; of unseen lanes they may be anything.
+/// Scores of one row -> weights, for the registers that hold lanes [first, last); unseen lanes become exactly 0. `scales`,
+/// or null: what the weight of each lane is times, after it has joined the sum; of unseen lanes they may be anything.
 template <class Build>
-void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen, const float* scales) {
-    constexpr int count = static_cast<int>(block_tokens) / lanes<Build>;
+void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen, int first, int last, const float* scales) {
+    constexpr int width = lanes<Build>;
+    first = first / width * width;
     float* scores = t.weights + row * block_tokens;
-    floats top = load(t.peak + row * lanes<Build>);
-    for (int i = 0; i < count; ++i) {
-        const lane_mask mask = mask_from(static_cast<std::uint32_t>(seen >> (i * lanes<Build>)));
-        const floats x = select(mask, load(scores + i * lanes<Build>), floats(minus_infinity()));
-        store(scores + i * lanes<Build>, x);
+    floats top = load(t.peak + row * width);
+    for (int lane = first; lane < last; lane += width) {
+        const lane_mask mask = mask_from(static_cast<std::uint32_t>(seen >> lane));
+        const floats x = select(mask, load(scores + lane), floats(minus_infinity()));
+        store(scores + lane, x);
         top = cpu::maximum(x, top);
     }
-    store(t.peak + row * lanes<Build>, top);
+    store(t.peak + row * width, top);
 
     if (any(top > floats(t.maximum[row]) + floats(slack))) {
         const float raised = maximum_of_lanes(top);
@@ -479,13 +486,13 @@ void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen, const floa
         t.maximum[row] = raised;
     }
     const float base = is_minus_infinity(t.maximum[row]) ? 0.0f : t.maximum[row];
-    floats sum = load(t.sum + row * lanes<Build>);
-    for (int i = 0; i < count; ++i) {
-        const floats weight = exp2(load(scores + i * lanes<Build>) - floats(base));
-        store(scores + i * lanes<Build>, scales ? weight * load(scales + i * lanes<Build>) : weight);
+    floats sum = load(t.sum + row * width);
+    for (int lane = first; lane < last; lane += width) {
+        const floats weight = exp2(load(scores + lane) - floats(base));
+        store(scores + lane, scales ? weight * load(scales + lane) : weight);
         sum = sum + weight;
     }
-    store(t.sum + row * lanes<Build>, sum);
+    store(t.sum + row * width, sum);
 }
 
 /// Calls f(Rows, row) for rows [row, row + Rows), Rows a constant, until all of [row, end) have had their turn.
@@ -568,7 +575,7 @@ void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit
     if (!stage.empty()) decode::apply(stage, t, visit, first / vector * vector, (last + vector - 1) / vector * vector);
     const float* scales = nullptr;
     if constexpr (storage::has_scales) scales = storage::value_scales(tile.block, t.key_dim);
-    for (int r = 0; r < t.rows; ++r) decode::exponentiate(t, r, seen_by(r), scales);
+    for (int r = 0; r < t.rows; ++r) decode::exponentiate(t, r, seen_by(r), first, last, scales);
     for (int row = 0, end; row < t.rows; row = end) {
         for (end = row + 1; end < t.rows && seen_by(end) == seen_by(row);) ++end;
         decode::weigh_rows<Build, Element>(t, tile, row, end, seen_by(row), soon);
