@@ -114,7 +114,7 @@ const float* query_row(const softmax_job<P>& job, int64 kv_head, int64 r, int fr
     const detail::turn* turns = job.turns[frame];
     if (turns == nullptr) return float_row<Build>(job.query, token, operand, scratch);
     read_row<Build>(job.query, token, operand, scratch);
-    turn_row<Build>(scratch, turns + token * job.scores->pairs, job.scores->pairs, job.scores->layout);
+    turn_registers<Build>(scratch, turns + token * job.scores->pairs, job.scores->pairs, job.scores->layout);
     return scratch;
 }
 
