@@ -158,7 +158,7 @@ struct upcoming {
 };
 
 /// c[j][i] = keep[i] · c[j][i] + Σ_t a[t][j] · b[t][i]   for j < height, rounded up to 8, and i < vectors · lanes, or,
-/// without `accumulate`, factor · Σ. Number is float, or a word of two bfloat16: then a term is two terms.
+/// without `accumulate`, Σ alone. Number is float, or a word of two bfloat16: then a term is two terms.
 template <class Number>
 struct product {
     int vectors;
@@ -169,21 +169,8 @@ struct product {
     int64 terms, height;
     bool accumulate;
     const float* keep;  // null: all ones
-    float factor;
     upcoming soon;
 };
-
-/// What becomes of a tile of sums: c = last(sum, c, v) for each register, v being its place in a row.
-template <class Build, int High, int Vectors, class F>
-SASH_INLINE void finish(const floats (&sum)[High][Vectors], float* c, const F& last) {
-#pragma GCC unroll 8
-    for (int j = 0; j < High; ++j)
-#pragma GCC unroll 3
-        for (int v = 0; v < Vectors; ++v) {
-            float* at = c + j * query_tile<Build>::capacity + v * lanes<Build>;
-            store(at, last(sum[j][v], at, v));
-        }
-}
 
 /// Summed in the order of t, from 0 on: terms of weight 0 before and behind change no bit, and what a row gains from a
 /// block does not depend on the rows beside it. (It is also faster than sums that begin with c, which has to come first.)
@@ -217,14 +204,22 @@ void multiply(const product<Number>& p) {
                 for (int v = 0; v < Vectors; ++v) sum[j][v] = multiply_add(x, row[v], sum[j][v]);
             }
         }
-        if (p.accumulate && p.keep != nullptr)
-            finish<Build>(sum, c, [&](floats x, const float* at, int v) {
-                return fma(load(at), load(p.keep + v * lanes<Build>), x);
-            });
-        else if (p.accumulate)
-            finish<Build>(sum, c, [](floats x, const float* at, int) { return load(at) + x; });
-        else
-            finish<Build>(sum, c, [&](floats x, const float*, int) { return x * floats(p.factor); });
+        if (p.keep != nullptr) {
+#pragma GCC unroll 8
+            for (int j = 0; j < high; ++j)
+#pragma GCC unroll 3
+                for (int v = 0; v < Vectors; ++v)
+                    sum[j][v] = fma(load(c + j * pitch + v * lanes<Build>), load(p.keep + v * lanes<Build>), sum[j][v]);
+        } else if (p.accumulate) {
+#pragma GCC unroll 8
+            for (int j = 0; j < high; ++j)
+#pragma GCC unroll 3
+                for (int v = 0; v < Vectors; ++v) sum[j][v] = load(c + j * pitch + v * lanes<Build>) + sum[j][v];
+        }
+#pragma GCC unroll 8
+        for (int j = 0; j < high; ++j)
+#pragma GCC unroll 3
+            for (int v = 0; v < Vectors; ++v) store(c + j * pitch + v * lanes<Build>, sum[j][v]);
     }
 }
 
@@ -305,6 +300,15 @@ void cap_and_slope(const score_stage& stage, const query_tile<Build>& tile, cons
         x = capped ? cap * tanh(x * inverse) : x * floats(unit);
         if (sloped) x = fma(slopes, distance.to(lane), x);
         store(at, x);
+    }
+}
+
+/// Brings the scores of words, which are products of the queries as they came, to the scale of all others.
+template <class Build>
+void scale(query_tile<Build>& tile, const strip& s) {
+    for (int64 lane = s.first; lane < s.last; ++lane) {
+        float* at = tile.weights + lane * query_tile<Build>::capacity + s.column;
+        store(at, load(at) * floats(tile.score_factor));
     }
 }
 
@@ -484,7 +488,7 @@ private:
 /// S = K·Q for all products of the cut. Other lanes of the same register tiles may be scored too; they are not read.
 /// Meanwhile the values of the block are on their way.
 template <class Build, class Element, class Number>
-void score(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& parts, const float* query, float factor) {
+void score(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& parts, const float* query) {
     constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
     constexpr int64 together = std::is_same_v<Number, float> ? 1 : 2;  // dimensions in a term
     const std::byte* values = keys.block + codec<Element>::key_bytes(tile.key_dim);
@@ -506,7 +510,6 @@ void score(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& part
                     .height = to - from,
                     .accumulate = false,
                     .keep = nullptr,
-                    .factor = factor,
                     .soon = {values + from * bytes, together * bytes * tile_height<Build, 3> / tile.key_dim}});
         }
     }
@@ -574,7 +577,6 @@ void weigh(query_tile<Build>& tile, const key_tile& keys, std::span<const strip>
                 .height = width,
                 .accumulate = true,
                 .keep = keep != nullptr ? keep + s.column : nullptr,
-                .factor = 1,
                 .soon = {next + column * bytes, together * bytes * tile_height<Build, 3> / block_tokens}};
             if (careful)
                 multiply_seen(p, seen_lanes<Build>(visible, s.column, tile.rows, keys), first);
@@ -604,15 +606,17 @@ void absorb(query_tile<Build>& tile, const key_tile& keys, const tile_visit& vis
     const prefill::cut<Build> parts(tile, keys, visit.visible);
     if (parts.registers == 0) return;
     const float* query = tile.query + visit.frame * tile.key_dim * query_tile<Build>::capacity;
+    prefill::score<Build, Element, Number>(tile, keys, parts, query);
     // A score of words is still to be scaled: where nothing else happens to it, beside the subtraction of the maximum.
-    const float factor = std::is_same_v<Number, float> ? 1.0f : tile.score_factor;
-    const floats late(stage.empty() ? factor : 1.0f);
-    prefill::score<Build, Element, Number>(tile, keys, parts, query, stage.empty() ? 1.0f : factor);
+    constexpr bool words = !std::is_same_v<Number, float>;
+    const floats late(words && stage.empty() ? tile.score_factor : 1.0f);
 
     bool raised = false;
     prefill::strip terms[query_tile<Build>::vectors];
     for (int i = 0; i < parts.registers; ++i) {
         const prefill::strip& s = parts.rows[i];
+        if constexpr (words)
+            if (!stage.empty()) prefill::scale(tile, s);
         if (!stage.empty()) prefill::apply(stage, tile, visit, s);
         if (visit.visible != nullptr) prefill::hide(tile, s, visit.visible, keys);
         terms[i] = prefill::whole_terms<Build, Number>(tile, s);
