@@ -47,6 +47,14 @@ struct query_tile {
     float* panel = nullptr;              // [key_dim rounded up to 2, but at least 64][16] unpacked keys or values
     const std::int32_t* head = nullptr;  // [capacity] query head of each row; read where a stage needs it
 
+    // Memory of the caller that will be wanted soon, the last first. Rows lie apart, where no prefetcher of the machine
+    // finds them, and asked for all at once they are waited for: each product asks for one, bit by bit.
+    struct {
+        const std::byte* at;
+        int64 bytes;
+    } wishes[2 * capacity];
+    int wish_count = 0;
+
     /// Floats of scratch for one tile; a multiple of 16.
     static int64 floats(int64 key_dim, int64 value_dim, int frames) {
         const int64 lines = frames * key_dim + codec<float>::value_pitch(value_dim) + block_tokens + 4;
@@ -156,6 +164,14 @@ struct upcoming {
     const std::byte* at;
     int64 step;
 };
+
+/// What a product of so many steps is to ask for: the next wish, or, where there is none, what the block has to offer.
+template <class Build>
+SASH_INLINE upcoming wish_or(query_tile<Build>& tile, int64 steps, upcoming usual) {
+    if (tile.wish_count == 0) return usual;
+    const auto& wish = tile.wishes[--tile.wish_count];
+    return {wish.at, (wish.bytes + steps - 1) / steps};
+}
 
 /// c[j][i] = keep[i] · c[j][i] + Σ_t a[t][j] · b[t][i]   for j < height, rounded up to 8, and i < vectors · lanes, or,
 /// without `accumulate`, Σ alone. Number is float, or a word of two bfloat16: then a term is two terms.
@@ -491,6 +507,7 @@ template <class Build, class Element, class Number>
 void score(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& parts, const float* query) {
     constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
     constexpr int64 together = std::is_same_v<Number, float> ? 1 : 2;  // dimensions in a term
+    const int64 terms = (tile.key_dim + together - 1) / together;
     const std::byte* values = keys.block + codec<Element>::key_bytes(tile.key_dim);
     const int64 bytes = codec<Element>::value_bytes(tile.value_dim) / block_tokens;  // for each lane
     for (int64 lane = keys.first / width * width; lane < keys.last; lane += width) {
@@ -506,11 +523,12 @@ void score(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& part
                     .a = panel.data + (from - lane),
                     .a_pitch = panel.pitch,
                     .b = reinterpret_cast<const Number*>(query) + s.column,
-                    .terms = (tile.key_dim + together - 1) / together,
+                    .terms = terms,
                     .height = to - from,
                     .accumulate = false,
                     .keep = nullptr,
-                    .soon = {values + from * bytes, together * bytes * tile_height<Build, 3> / tile.key_dim}});
+                    .soon = wish_or(tile, terms * ((to - from + 7) / 8),
+                                    {values + from * bytes, together * bytes * tile_height<Build, 3> / tile.key_dim})});
         }
     }
 }
@@ -577,7 +595,8 @@ void weigh(query_tile<Build>& tile, const key_tile& keys, std::span<const strip>
                 .height = width,
                 .accumulate = true,
                 .keep = keep != nullptr ? keep + s.column : nullptr,
-                .soon = {next + column * bytes, together * bytes * tile_height<Build, 3> / block_tokens}};
+                .soon = wish_or(tile, 2 * (last - first),
+                                {next + column * bytes, together * bytes * tile_height<Build, 3> / block_tokens})};
             if (careful)
                 multiply_seen(p, seen_lanes<Build>(visible, s.column, tile.rows, keys), first);
             else
