@@ -94,10 +94,12 @@ void transpose_rows(const query_tile<Build>& tile, const Number* const* rows, in
         return words ? four : scaled(four, factor);
     };
     const auto take_one = [&](int64 row, int64 d) -> Number {
+        Number x;
+        std::memcpy(&x, rows[row] + d, sizeof x);  // words of a caller are aligned as bfloat16 is
         if constexpr (words)
-            return rows[row][d];
+            return x;
         else
-            return factor * rows[row][d];
+            return factor * x;
     };
     int64 r = 0;
     for (; r + 4 <= tile.rows; r += 4) {
