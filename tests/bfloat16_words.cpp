@@ -26,6 +26,7 @@ struct sizes {
 
 struct layer {
     sizes size;
+    float scale = 0, soft_cap = 0;            // 0: 1 / √key_dim, none
     std::vector<bfloat16> query, key, value;  // what a tensor holds is what is stored
 
     layer(const sizes& s, unsigned seed) : size(s) {
@@ -49,7 +50,8 @@ struct layer {
     template <class Query>
     std::vector<float> run(const std::vector<Query>& q, int64 cut, const sash::storage& storage = {},
                            std::span<float> lse = {}) const {
-        sash::kv_cache<sash::sliding_window, bfloat16> cache(policy(), shape(), {}, storage);
+        sash::kv_cache<sash::sliding_window, bfloat16> cache(policy(), shape(), {.scale = scale, .soft_cap = soft_cap},
+                                                             storage);
         std::vector<float> out(static_cast<std::size_t>(size.tokens * heads() * size.value_dim));
         const sash::input all_q{q, size.tokens, heads(), size.key_dim},
             all_k{key, size.tokens, size.kv_heads, size.key_dim},
@@ -79,7 +81,8 @@ struct layer {
                     for (int64 d = 0; d < size.key_dim; ++d)
                         dot += double(query[std::size_t((i * heads() + h) * size.key_dim + d)]) *
                                double(key[std::size_t((j * size.kv_heads + h / size.group) * size.key_dim + d)]);
-                    const double w = std::exp(dot / std::sqrt(double(size.key_dim)));
+                    dot *= scale != 0 ? double(scale) : 1 / std::sqrt(double(size.key_dim));
+                    const double w = std::exp(soft_cap > 0 ? soft_cap * std::tanh(dot / soft_cap) : dot);
                     mass += w;
                     for (int64 c = 0; c < size.value_dim; ++c) {
                         const double v = value[std::size_t((j * size.kv_heads + h / size.group) * size.value_dim + c)];
@@ -123,6 +126,38 @@ TEST_CASE("bfloat16 queries and cache: within the rounding of the weights") {
         const std::vector<float> wide(x.query.begin(), x.query.end());
         CHECK(count_wrong(x.run(wide, s.tokens), want, 1e-5) == 0);
     }
+}
+
+TEST_CASE("bfloat16 queries and cache: a negative scale, a cap, and queries that do not lie side by side") {
+    for (const float cap : {0.0f, 2.0f})
+        for (const sizes& s : every_kind) {
+            layer x(s, 21);
+            x.scale = -0.25f;
+            x.soft_cap = cap;
+            CAPTURE(cap, s.tokens, s.group, s.key_dim, s.value_dim, s.window, s.sinks);
+            std::vector<float> lse(static_cast<std::size_t>(s.tokens * x.heads()));
+            const auto got = x.run(x.query, s.tokens, {}, lse);
+            const auto want = x.expected();
+            CHECK(count_wrong(got, want, 0x1p-8) == 0);
+            int64 wrong = 0;
+            for (std::size_t i = 0; i < lse.size(); ++i) wrong += !(std::abs(double(lse[i]) - want.lse[i]) <= 1e-5);
+            CHECK(wrong == 0);
+
+            // The same numbers two apart, with NaN between.
+            std::vector<bfloat16> apart(2 * x.query.size(), bfloat16(std::numeric_limits<float>::quiet_NaN()));
+            for (std::size_t i = 0; i < x.query.size(); ++i) apart[2 * i] = x.query[i];
+            sash::input query{apart, s.tokens, 2 * x.heads(), s.key_dim};
+            query.heads = x.heads();
+            query.token_stride = 2 * x.heads() * s.key_dim;
+            query.head_stride = 2 * s.key_dim;
+            query.dim_stride = 2;
+            sash::kv_cache<sash::sliding_window, bfloat16> cache(x.policy(), x.shape(),
+                                                                 {.scale = x.scale, .soft_cap = cap});
+            std::vector<float> out(got.size());
+            sash::attend(query, {x.key, s.tokens, s.kv_heads, s.key_dim}, {x.value, s.tokens, s.kv_heads, s.value_dim},
+                         cache, {out, s.tokens, x.heads(), s.value_dim});
+            CHECK(out == got);
+        }
 }
 
 TEST_CASE("bfloat16 queries and cache: log-sum-exps are those of fp32") {

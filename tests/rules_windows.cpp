@@ -2,6 +2,7 @@
 #include "support/catch.hpp"
 #include "support/probes.hpp"
 
+#include <numeric>
 #include <random>
 
 using namespace probes;
@@ -230,6 +231,55 @@ TEST_CASE("R03: a read in the compact frame turns as the append did") {
             sash::read(h.queries(i, 1), cache, {again, 1, 2, 4}, {.first_query = i});
             REQUIRE(difference_in_bits(again, attended) == "");
         }
+    }
+}
+
+TEST_CASE("R03: a compact window changed in mid-stream turns to where its queries stand from then on") {
+    constexpr int64 tokens = 60, change = 30, sinks = 3, dim = 70, pairs = dim / 2;  // registers of pairs, and some
+    const history h = contents(tokens, {.heads = 2, .kv_heads = 1, .head_dim = dim});
+    const sash::rope_table frequencies = sash::rope_frequencies(dim, 100);
+    const auto turned = [&](const float* row, int64 position) {
+        std::vector<double> x(row, row + dim);
+        for (int64 p = 0; p < pairs; ++p) {
+            const double angle = double(position) * frequencies.frequency[p];
+            const double a = x[index(p)], b = x[index(p + pairs)];
+            x[index(p)] = a * std::cos(angle) - b * std::sin(angle);
+            x[index(p + pairs)] = a * std::sin(angle) + b * std::cos(angle);
+        }
+        return x;
+    };
+    exact_rows expected;
+    for (int64 i = 0; i < tokens; ++i)
+        for (int64 head = 0; head < 2; ++head) {
+            const int64 window = i < change ? 9 : 5;
+            const float* query = h.query.data() + (i * 2 + head) * dim;
+            const auto far = turned(query, std::min(i, sinks + window - 1)), near = turned(query, i);
+            std::vector<double> out(index(dim));
+            double mass = 0;
+            for (int64 j = 0; j <= i; ++j) {
+                if (j >= sinks && i - j >= window) continue;
+                const auto key = turned(h.key.data() + j * dim, j);
+                const double dot = std::inner_product(key.begin(), key.end(), (j < sinks ? far : near).begin(), 0.0);
+                const double weight = std::exp(dot / std::sqrt(double(dim)));
+                mass += weight;
+                for (int64 c = 0; c < dim; ++c) out[index(c)] += weight * double(h.value[index(j * dim + c)]);
+            }
+            for (const double x : out) expected.out.push_back(x / mass);
+            expected.lse.push_back(std::log(mass));
+        }
+    for (const int64 step : {1, 7, 30}) {
+        kv_cache cache(sliding_window{.window = 9, .sinks = sinks, .frame = sash::frame::compact}, h.shape,
+                       {.rotary = {.frequencies = frequencies, .by = sash::rotates::library}});
+        rows r = unwritten(h);
+        for (int64 at = 0; at < tokens;) {
+            if (at == change) cache.policy({.window = 5, .sinks = sinks, .frame = sash::frame::compact});
+            const int64 n = std::min(step, (at < change ? change : tokens) - at);
+            sash::attend(h.queries(at, n), h.keys(at, n), h.values(at, n), cache, h.rows(r.out, at, n),
+                         {.lse = std::span(r.lse).subspan(index(at * 2), index(n * 2))});
+            at += n;
+        }
+        CAPTURE(step);
+        CHECK(difference(r, expected) == "");
     }
 }
 

@@ -21,13 +21,6 @@ SASH_INLINE constexpr int64 place_in_panels(int64 row, int64 rows, int64 column)
     return (column / panel_width * rows + row) * panel_width + column % panel_width;
 }
 
-/// Sixteen columns of a matrix, `pitch` numbers between rows.
-template <class Number>
-struct panel {
-    const Number* data;
-    int64 pitch;
-};
-
 SASH_INLINE bool is_finite(float x) { return (sash::detail::bit_cast<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u; }
 SASH_INLINE bool is_finite(float16 x) { return (x.bits & 0x7c00u) != 0x7c00u; }
 SASH_INLINE bool is_finite(bfloat16 x) { return (x.bits & 0x7f80u) != 0x7f80u; }

@@ -160,39 +160,39 @@ struct codec {
     /// Keys [lane, lane + 16), a row a dimension: floats, in place or unpacked to `scratch`, [key_dim][16]. Or a row a
     /// pair of dimensions: words of two Elements (std::int32_t), in place.
     template <class Build, class Number>
-    static detail::panel<Number> key_panel(const std::byte* block, int64 lane, int64 key_dim, float* scratch) {
+    static const Number* key_panel(const std::byte* block, int64 lane, int64 key_dim, float* scratch) {
         const Element* from = keys(block);
         if constexpr (!std::is_same_v<Number, float>) {
-            return {as_words(from + key_at(0, lane, key_dim)), detail::panel_width};
+            return as_words(from + key_at(0, lane, key_dim));
         } else if constexpr (std::is_same_v<Element, float>) {
-            return {from + key_at(0, lane, key_dim), detail::panel_width};
+            return from + key_at(0, lane, key_dim);
         } else {
             constexpr int64 width = detail::panel_width;
             for (int64 d = 0; d < key_dim; d += words::value)
 #pragma GCC unroll 4
                 for (int64 i = 0; i < width; i += cpu::lanes<Build>)
                     unpack(from + key_at(d, lane + i, key_dim), scratch + d * width + i, width);
-            return {scratch, width};
+            return scratch;
         }
     }
 
     /// Columns [column, column + 16) of the value rows of lanes [first, last). Row l of the panel is lane l; of words, the
     /// lanes 2 l and 2 l + 1.
     template <class Build, class Number>
-    static detail::panel<Number> value_panel(const std::byte* block, int64 column, int64 first, int64 last,
-                                             int64 key_dim, float* scratch) {
+    static const Number* value_panel(const std::byte* block, int64 column, int64 first, int64 last, int64 key_dim,
+                                     float* scratch) {
         const Element* from = values(block, key_dim);
         if constexpr (!std::is_same_v<Number, float>) {
-            return {as_words(from + value_at(0, column)), detail::panel_width};
+            return as_words(from + value_at(0, column));
         } else if constexpr (std::is_same_v<Element, float>) {
-            return {from + value_at(0, column), detail::panel_width};
+            return from + value_at(0, column);
         } else {
             constexpr int64 width = detail::panel_width;
             for (int64 token = first / words::value * words::value; token < last; token += words::value)
 #pragma GCC unroll 4
                 for (int64 i = 0; i < width; i += cpu::lanes<Build>)
                     unpack(from + value_at(token, column + i), scratch + token * width + i, width);
-            return {scratch, width};
+            return scratch;
         }
     }
 

@@ -170,7 +170,7 @@ struct codec<int8_rows> {
 
     /// Keys [lane, lane + 16), [key_dim][16], unpacked to `scratch`.
     template <class Build, class Number>
-    static detail::panel<float> key_panel(const std::byte* block, int64 lane, int64 key_dim, float* scratch) {
+    static const float* key_panel(const std::byte* block, int64 lane, int64 key_dim, float* scratch) {
         constexpr int64 width = detail::panel_width;
         const float* scales = key_scales(block, key_dim) + lane;
         for (int64 i = 0; i < width; i += cpu::lanes<Build>) {
@@ -183,13 +183,13 @@ struct codec<int8_rows> {
                     if (d + k < key_dim) cpu::store(scratch + (d + k) * width + i, four[k] * scale);
             }
         }
-        return {scratch, width};
+        return scratch;
     }
 
     /// Columns [column, column + 16) of the value rows of lanes [first, last); row l of the panel is lane l.
     template <class Build, class Number>
-    static detail::panel<float> value_panel(const std::byte* block, int64 column, int64 first, int64 last,
-                                            int64 key_dim, float* scratch) {
+    static const float* value_panel(const std::byte* block, int64 column, int64 first, int64 last, int64 key_dim,
+                                    float* scratch) {
         constexpr int64 width = detail::panel_width;
         const float* scales = value_scales(block, key_dim);
         for (int64 token = first; token < last; ++token)
@@ -197,7 +197,7 @@ struct codec<int8_rows> {
             for (int64 i = 0; i < width; i += cpu::lanes<Build>)
                 cpu::store(scratch + token * width + i,
                            value_term(value_column(block, column + i, key_dim), token) * cpu::floats(scales[token]));
-        return {scratch, width};
+        return scratch;
     }
 
     /// Four dimensions of as many keys as a register holds, without their scales.

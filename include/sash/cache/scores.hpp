@@ -24,6 +24,8 @@ struct score_state {
     int64 pairs = 0;
     rotary_layout layout = rotary_layout::half_split;
     rotates by = rotates::caller;
+    int64 steady_position = -1;    // where every late query stands in the compact frame; -1: it moves, or there is none
+    const turn* steady = nullptr;  // [pairs], the turn to there, where there are tables
     custom_score custom;
     score_tables* tables = nullptr;
 };
@@ -94,16 +96,21 @@ score_state view_of_score(const P& p, const shape& dims, const score& s) {
     made.pairs = static_cast<int64>(s.rotary.frequencies.size());
     made.layout = s.rotary.layout;
     made.by = s.rotary.by;
+    if constexpr (ask::frames < P >> 1)
+        if (made.pairs > 0 && made.by == rotates::library && reads_other_frames(p, stored_heads(dims)))
+            made.steady_position = ask::read_position(p, far_away, 1);
     made.custom = s.custom;
     return made;
 }
 
-/// Copies the arrays that a view names.
+/// Copies the arrays that a view names, and forms the angles that every step would form again.
 template <class Build>
 void own_tables(score_state& s, const memory_source& memory, int64 heads) {
     const auto frequencies = static_cast<std::size_t>(s.pairs) * sizeof(double);
     const auto row = static_cast<std::size_t>(heads) * sizeof(float);
-    const std::size_t bytes = sizeof(score_tables) + frequencies + (s.alibi ? row : 0) + (s.sink_logits ? row : 0);
+    const auto turns = s.steady_position < 0 ? 0 : static_cast<std::size_t>(s.pairs) * sizeof(turn);
+    const std::size_t bytes =
+        sizeof(score_tables) + frequencies + turns + (s.alibi ? row : 0) + (s.sink_logits ? row : 0);
     if (bytes == sizeof(score_tables)) return;
     s.tables = ::new (allocate<Build>(memory, bytes)) score_tables{{1}, static_cast<int64>(bytes)};
     auto* at = reinterpret_cast<std::byte*>(s.tables + 1);
@@ -114,6 +121,13 @@ void own_tables(score_state& s, const memory_source& memory, int64 heads) {
         at += n;
     };
     keep(s.frequencies, frequencies);
+    if (turns > 0) {
+        auto* steady = reinterpret_cast<turn*>(at);
+        for (int64 p = 0; p < s.pairs; ++p)
+            ::new (static_cast<void*>(steady + p)) turn(turn_by<Build>(s.steady_position, s.frequencies[p]));
+        s.steady = steady;
+        at += turns;
+    }
     keep(s.alibi, row);
     keep(s.sink_logits, row);
 }

@@ -9,33 +9,61 @@ namespace sash::cpu {
 
 inline constexpr float log2_e = 1.44269504f;
 
-/// 2^x for x <= 127.
+/// 2^x of `Count` registers, each x <= 127.
 ///
 /// With n = round(x) and f = x - n in [-1/2, 1/2]:  2^x = 2^n · p(f),  p(f) = 1 + f·q(f), q of degree 4 chosen so that
 /// the largest relative error of p is least (Remez): 9.2e-8. Max error: 2 ulp. Exactly 1 at 0, exactly 0 at -infinity
 /// and wherever the result would be far below the smallest normal number (x < -126 may give 0), NaN for NaN. Holds
 /// under -ffast-math too: rounding is an instruction of its own that cannot be reassociated, no test is one for
 /// infinity.
+///
+/// Registers go through each step side by side: one after the other they would fill the machine's window with what
+/// still waits, and few of them would be under way at once.
+template <int Count>
+SASH_INLINE void exp2(floats (&x)[Count]) {
+    constexpr float q[5] = {0.00132647271f, 0.00967151264f, 0.0555073374f, 0.240222421f, 0.693146978f};
+    floats p[Count];
+#if defined(__AVX512F__)
+    floats n[Count];
+#pragma GCC unroll 8
+    for (int i = 0; i < Count; ++i)
+        n[i] = floats(_mm512_roundscale_ps(x[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#pragma GCC unroll 8
+    for (int i = 0; i < Count; ++i) x[i] = floats(_mm512_fnmadd_ps(n[i], floats(1.0f), x[i]));
+#else
+    integers n[Count];
+    lane_mask tiny[Count];
+#pragma GCC unroll 8
+    for (int i = 0; i < Count; ++i) {
+        n[i] = xsimd::nearbyint_as_int(x[i]);
+        tiny[i] = x[i] < floats(-126.0f);
+        x[i] = x[i] - xsimd::to_float(n[i]);
+    }
+#endif
+#pragma GCC unroll 8
+    for (int i = 0; i < Count; ++i) p[i] = fma(x[i], floats(q[0]), floats(q[1]));
+#pragma GCC unroll 3
+    for (int k = 2; k < 5; ++k)
+#pragma GCC unroll 8
+        for (int i = 0; i < Count; ++i) p[i] = fma(p[i], x[i], floats(q[k]));
+#pragma GCC unroll 8
+    for (int i = 0; i < Count; ++i) p[i] = fma(p[i], x[i], floats(1.0f));
+#pragma GCC unroll 8
+    for (int i = 0; i < Count; ++i) {
+#if defined(__AVX512F__)
+        x[i] = floats(_mm512_scalef_ps(p[i], n[i]));  // p is NaN at -infinity, where this is defined to give 0
+#else
+        // n is added to the exponent field. From -126 on that field stays positive; below, and for -infinity, 0 it is.
+        x[i] = select(tiny[i], floats(0.0f), as_floats(as_integers(p[i]) + (n[i] << 23)));
+#endif
+    }
+}
+
+/// The same of one register.
 SASH_INLINE floats exp2(floats x) {
-#if defined(__AVX512F__)
-    const floats n(_mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-#else
-    const integers whole = xsimd::nearbyint_as_int(x);
-    const floats n = xsimd::to_float(whole);
-#endif
-    const floats f = x - n;
-    floats p = fma(f, floats(0.00132647271f), floats(0.00967151264f));
-    p = fma(p, f, floats(0.0555073374f));
-    p = fma(p, f, floats(0.240222421f));
-    p = fma(p, f, floats(0.693146978f));
-    p = fma(p, f, floats(1.0f));
-#if defined(__AVX512F__)
-    return floats(_mm512_scalef_ps(p, n));  // p is NaN at -infinity, where this instruction is defined to give 0
-#else
-    // n is added to the exponent field. From -126 on that field stays positive; below, and for -infinity, 0 it is.
-    const floats scaled = as_floats(as_integers(p) + (whole << 23));
-    return select(x < floats(-126.0f), floats(0.0f), scaled);
-#endif
+    floats one[1] = {x};
+    exp2(one);
+    return one[0];
 }
 
 /// e^x.

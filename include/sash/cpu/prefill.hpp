@@ -47,6 +47,14 @@ struct query_tile {
     float* panel = nullptr;              // [key_dim rounded up to 2, but at least 64][16] unpacked keys or values
     const std::int32_t* head = nullptr;  // [capacity] query head of each row; read where a stage needs it
 
+    // Memory of the caller that will be wanted soon, the last first. Rows lie apart, where no prefetcher of the machine
+    // finds them, and asked for all at once they are waited for: each product asks for one, bit by bit.
+    struct {
+        const std::byte* at;
+        int64 bytes;
+    } wishes[2 * capacity];
+    int wish_count = 0;
+
     /// Floats of scratch for one tile; a multiple of 16.
     static int64 floats(int64 key_dim, int64 value_dim, int frames) {
         const int64 lines = frames * key_dim + codec<float>::value_pitch(value_dim) + block_tokens + 4;
@@ -75,51 +83,56 @@ private:
     }
 };
 
-/// Rows of a tile, transposed: to[d][r] = factor · rows[r][first_d + d] for d < count. Lanes of the last register that
-/// have no row become zero.
-template <class Build>
-void transpose_rows(const query_tile<Build>& tile, const float* const* rows, int64 first_d, int64 count, float factor,
-                    float* to) {
+/// The rows of a tile, transposed: to[d][r] = factor · rows[r][d] for d < count, or, of words, rows[r][d]. Lanes of the
+/// last register that have no row become zero.
+template <class Build, class Number>
+void transpose_rows(const query_tile<Build>& tile, const Number* const* rows, int64 count, float factor, Number* to) {
     constexpr int64 pitch = query_tile<Build>::capacity;
+    constexpr bool words = !std::is_same_v<Number, float>;
+    const auto take = [&](int64 row, int64 d) {
+        const quad four = load_quad(reinterpret_cast<const float*>(rows[row] + d));
+        return words ? four : scaled(four, factor);
+    };
+    const auto take_one = [&](int64 row, int64 d) -> Number {
+        Number x;
+        std::memcpy(&x, rows[row] + d, sizeof x);  // words of a caller are aligned as bfloat16 is
+        if constexpr (words)
+            return x;
+        else
+            return factor * x;
+    };
     int64 r = 0;
     for (; r + 4 <= tile.rows; r += 4) {
         for (int64 i = r + 4; i < r + 8 && i < tile.rows;
              ++i)  // rows are short and lie apart: the machine guesses none
-            for (int64 line = 0; line < count; line += 16) prefetch(rows[i] + first_d + line);
+            for (int64 line = 0; line < count; line += 16) prefetch(rows[i] + line);
         int64 d = 0;
-        for (float* at = to + r; d + 4 <= count; d += 4, at += 4 * pitch) {
-            const int64 from = first_d + d;
-            transpose_4x4(scaled(load_quad(rows[r] + from), factor), scaled(load_quad(rows[r + 1] + from), factor),
-                          scaled(load_quad(rows[r + 2] + from), factor), scaled(load_quad(rows[r + 3] + from), factor),
-                          at, at + pitch, at + 2 * pitch, at + 3 * pitch);
-        }
+        for (float* at = reinterpret_cast<float*>(to) + r; d + 4 <= count; d += 4, at += 4 * pitch)
+            transpose_4x4(take(r, d), take(r + 1, d), take(r + 2, d), take(r + 3, d), at, at + pitch, at + 2 * pitch,
+                          at + 3 * pitch);
         for (; d < count; ++d)
-            for (int64 i = r; i < r + 4; ++i) to[d * pitch + i] = factor * rows[i][first_d + d];
+            for (int64 i = r; i < r + 4; ++i) to[d * pitch + i] = take_one(i, d);
     }
     for (; r < detail::round_up(tile.rows, lanes<Build>); ++r)
-        for (int64 d = 0; d < count; ++d) to[d * pitch + r] = r < tile.rows ? factor * rows[r][first_d + d] : 0.0f;
+        for (int64 d = 0; d < count; ++d) to[d * pitch + r] = r < tile.rows ? take_one(r, d) : Number(0);
 }
 
-/// Prepares the queries that read `frame`: rows[r] points to key_dim floats. As floats they are multiplied by `factor`
-/// here; as words their scores are: a query given in bfloat16 is then used as it is.
+/// Prepares the queries that read `frame`: rows[r] points to key_dim floats, or to words of two bfloat16, the last filled
+/// up with 0. Floats are multiplied by `factor` here; words are used as they are, but for its sign, and their scores are
+/// multiplied.
 template <class Build, class Number = float>
-void pack_queries(query_tile<Build>& tile, int frame, const float* const* rows, float factor) {
+void pack_queries(query_tile<Build>& tile, int frame, const Number* const* rows, float factor) {
     constexpr int64 pitch = query_tile<Build>::capacity;
-    float* to = tile.query + frame * tile.key_dim * pitch;
-    tile.score_factor = factor;
+    Number* to = reinterpret_cast<Number*>(tile.query + frame * tile.key_dim * pitch);
+    tile.score_factor = std::abs(factor);
     if constexpr (std::is_same_v<Number, float>) {
-        transpose_rows(tile, rows, 0, tile.key_dim, factor, to);
+        transpose_rows(tile, rows, tile.key_dim, factor, to);
     } else {
-        auto* word = reinterpret_cast<std::int32_t*>(to);
-        for (int64 d0 = 0; d0 < tile.key_dim; d0 += block_tokens) {  // through the room of the weights, not in use yet
-            const int64 count = detail::smaller(block_tokens, tile.key_dim - d0);
-            transpose_rows(tile, rows, d0, count, 1.0f, tile.weights);
-            for (int64 d = 0; d < count; d += 2)
-                for (int64 r = 0; r < pitch; r += lanes<Build>, word += lanes<Build>) {
-                    const float* even = tile.weights + d * pitch + r;
-                    store(word, pairs(load(even), d + 1 < count ? load(even + pitch) : floats(0.0f)));
-                }
-        }
+        const int64 count = (tile.key_dim + 1) / 2;
+        transpose_rows(tile, rows, count, 1.0f, to);
+        const std::uint32_t signs = factor < 0 ? 0x80008000u : 0u;
+        for (int64 i = 0; signs != 0 && i < count * pitch; i += lanes<Build>)
+            store(to + i, load(to + i) ^ integers(static_cast<std::int32_t>(signs)));
     }
 }
 
@@ -159,24 +172,31 @@ struct upcoming {
     int64 step;
 };
 
+/// What a product of so many steps is to ask for: the next wish, or, where there is none, what the block has to offer.
+template <class Build>
+SASH_INLINE upcoming wish_or(query_tile<Build>& tile, int64 steps, upcoming usual) {
+    if (tile.wish_count == 0) return usual;
+    const auto& wish = tile.wishes[--tile.wish_count];
+    return {wish.at, (wish.bytes + steps - 1) / steps};
+}
+
 /// c[j][i] = keep[i] · c[j][i] + Σ_t a[t][j] · b[t][i]   for j < height, rounded up to 8, and i < vectors · lanes, or,
-/// without `accumulate`, factor · Σ. Number is float, or a word of two bfloat16: then a term is two terms.
+/// without `accumulate`, Σ alone. Number is float, or a word of two bfloat16: then a term is two terms.
 template <class Number>
 struct product {
     int vectors;
     bool alone;       // one register of rows, in tiles of lone_height
     float* c;         // rows are the capacity of a query tile apart
-    const Number* a;  // rows are a_pitch numbers apart
-    int64 a_pitch;
+    const Number* a;  // rows are the width of a panel apart
     const Number* b;  // as c
     int64 terms, height;
     bool accumulate;
     const float* keep;  // null: all ones
-    float factor;
     upcoming soon;
 };
 
-/// Summed in the order of t: no element's bits depend on how it shares the work with others.
+/// Summed in the order of t, from 0 on: terms of weight 0 before and behind change no bit, and what a row gains from a
+/// block does not depend on the rows beside it. (It is also faster than sums that begin with c, which has to come first.)
 template <class Build, int Vectors, int high, class Number>
 void multiply(const product<Number>& p) {
     using registers = std::conditional_t<std::is_same_v<Number, float>, floats, integers>;
@@ -190,17 +210,11 @@ void multiply(const product<Number>& p) {
 #pragma GCC unroll 16
         for (int j = 0; j < high; ++j)
 #pragma GCC unroll 3
-            for (int v = 0; v < Vectors; ++v)
-                sum[j][v] = p.accumulate ? load(c + j * pitch + v * lanes<Build>) : floats(0.0f);
-        if (p.keep != nullptr)
-#pragma GCC unroll 16
-            for (int j = 0; j < high; ++j)
-#pragma GCC unroll 3
-                for (int v = 0; v < Vectors; ++v) sum[j][v] = sum[j][v] * load(p.keep + v * lanes<Build>);
+            for (int v = 0; v < Vectors; ++v) sum[j][v] = floats(0.0f);
 
         const Number* left = p.a + j0;
         const Number* right = p.b;
-        for (int64 t = 0; t < terms; ++t, left += p.a_pitch, right += pitch, soon += p.soon.step) {
+        for (int64 t = 0; t < terms; ++t, left += detail::panel_width, right += pitch, soon += p.soon.step) {
             prefetch(soon);
             registers row[Vectors];
 #pragma GCC unroll 3
@@ -213,12 +227,18 @@ void multiply(const product<Number>& p) {
                 for (int v = 0; v < Vectors; ++v) sum[j][v] = multiply_add(x, row[v], sum[j][v]);
             }
         }
-        if constexpr (!std::is_same_v<Number, float>)
-            if (!p.accumulate)
+        if (p.keep != nullptr) {
 #pragma GCC unroll 16
-                for (int j = 0; j < high; ++j)
+            for (int j = 0; j < high; ++j)
 #pragma GCC unroll 3
-                    for (int v = 0; v < Vectors; ++v) sum[j][v] = sum[j][v] * floats(p.factor);
+                for (int v = 0; v < Vectors; ++v)
+                    sum[j][v] = fma(load(c + j * pitch + v * lanes<Build>), load(p.keep + v * lanes<Build>), sum[j][v]);
+        } else if (p.accumulate) {
+#pragma GCC unroll 16
+            for (int j = 0; j < high; ++j)
+#pragma GCC unroll 3
+                for (int v = 0; v < Vectors; ++v) sum[j][v] = load(c + j * pitch + v * lanes<Build>) + sum[j][v];
+        }
 #pragma GCC unroll 16
         for (int j = 0; j < high; ++j)
 #pragma GCC unroll 3
@@ -261,27 +281,29 @@ struct seen_lanes {
     }
 };
 
-/// As `multiply` with one register of rows and terms [first, last), but a lane counts only in rows that see it:
-/// 0 · NaN would not be 0. A word loses the half that is not seen.
+/// As `multiply` with one register of rows, but a lane counts only in rows that see it: 0 · NaN would not be 0. A word
+/// loses the half that is not seen.
 template <class Build, class Number>
-void multiply_seen(float* c, const Number* a, int64 a_pitch, const Number* b, const seen_lanes<Build>& seen,
-                   int64 first, int64 last, int64 height) {
+void multiply_seen(const product<Number>& p, const seen_lanes<Build>& seen, int64 first) {
     constexpr int64 pitch = query_tile<Build>::capacity;
-    for (int64 j = 0; j < height; ++j) {
-        floats sum = load(c + j * pitch);
-        for (int64 t = first; t < last; ++t) {
+    const floats keep = p.keep != nullptr ? load(p.keep) : floats(1.0f);
+    for (int64 j = 0; j < p.height; ++j) {
+        floats sum(0.0f);
+        for (int64 t = 0; t < p.terms; ++t) {
+            const Number number = p.a[t * detail::panel_width + j];
             if constexpr (std::is_same_v<Number, float>) {
-                sum = select(seen.rows(t), fma(floats(a[t * a_pitch + j]), load(b + t * pitch), sum), sum);
+                sum = select(seen.rows(first + t), fma(floats(number), load(p.b + t * pitch), sum), sum);
             } else {
-                const floats word = as_floats(integers(a[t * a_pitch + j])), none(0.0f);
+                const floats word = as_floats(integers(number)), none(0.0f);
                 const floats low = as_floats(as_integers(word) & integers(0xffff));
                 const floats high = high_bfloat16(as_integers(word));
-                const integers left = as_integers(select(seen.rows(2 * t), low, none)) |
-                                      as_integers(select(seen.rows(2 * t + 1), high, none));
-                sum = multiply_add(left, load(b + t * pitch), sum);
+                const int64 lane = 2 * (first + t);
+                const integers left = as_integers(select(seen.rows(lane), low, none)) |
+                                      as_integers(select(seen.rows(lane + 1), high, none));
+                sum = multiply_add(left, load(p.b + t * pitch), sum);
             }
         }
-        store(c + j * pitch, sum);
+        store(p.c + j * pitch, fma(load(p.c + j * pitch), keep, sum));
     }
 }
 
@@ -303,6 +325,15 @@ void cap_and_slope(const score_stage& stage, const query_tile<Build>& tile, cons
         x = capped ? cap * tanh(x * inverse) : x * floats(unit);
         if (sloped) x = fma(slopes, distance.to(lane), x);
         store(at, x);
+    }
+}
+
+/// Brings the scores of words, which are products of the queries as they came, to the scale of all others.
+template <class Build>
+void scale(query_tile<Build>& tile, const strip& s) {
+    for (int64 lane = s.first; lane < s.last; ++lane) {
+        float* at = tile.weights + lane * query_tile<Build>::capacity + s.column;
+        store(at, load(at) * floats(tile.score_factor));
     }
 }
 
@@ -350,53 +381,70 @@ floats largest_score(const query_tile<Build>& tile, int column, int first, int l
     return cpu::maximum(cpu::maximum(tops[0], tops[1]), cpu::maximum(tops[2], tops[3]));
 }
 
-/// 2^(score - base) of one register of rows in place, lanes [first, last); returns their sum. As words of two bfloat16
-/// word i is lanes 2 i and 2 i + 1, and the lanes are an even number from an even one on; the sum is that of the weights
-/// before they are rounded, so that log-sum-exps are what they are without words.
-template <class Build, class Number>
-floats weights_of_scores(query_tile<Build>& tile, int column, int first, int last, floats base) {
-    constexpr int64 pitch = query_tile<Build>::capacity;
-    float* scores = tile.weights + column;
-    floats sum(0.0f);
-    if constexpr (std::is_same_v<Number, float>) {
-#pragma GCC unroll 4
-        for (int lane = first; lane < last; ++lane) {
-            const floats weight = exp2(load(scores + lane * pitch) - base);
-            store(scores + lane * pitch, weight);
-            sum = sum + weight;
-        }
-    } else {
-        auto* words = reinterpret_cast<std::int32_t*>(scores);
-#pragma GCC unroll 2
-        for (int lane = first; lane < last; lane += 2) {
-            const float* from = scores + lane * pitch;
-            const floats even = exp2(load(from) - base), odd = exp2(load(from + pitch) - base);
-            store(words + lane / 2 * pitch, pairs_of_normal(even, odd));
-            sum = sum + (even + odd);
-        }
-    }
-    return sum;
-}
-
-/// Scores of one register of rows -> weights, lanes [first, last); their sum joins the denominator. Says whether the
-/// maximum of a row was raised: then the numerators are to be multiplied by tile.keep.
-template <class Build, class Number>
-bool exponentiate(query_tile<Build>& tile, int column, int first, int last) {
-    const floats top = largest_score(tile, column, first, last);
+/// Joins the largest scores of one register of rows, lanes [first, last), to its maximum. Says whether that of some row
+/// was raised: then the numerators are to be multiplied by tile.keep.
+template <class Build>
+bool raise(query_tile<Build>& tile, int column, int first, int last, floats factor) {
+    const floats top = largest_score(tile, column, first, last) * factor;
     store(tile.peak + column, cpu::maximum(top, load(tile.peak + column)));
 
     const floats stale = load(tile.maximum + column);
     const lane_mask grown = top > stale + floats(slack);
     const floats maximum = select(grown, top, stale);
     // The factor of the rows that do not grow is exactly 1; of a row that had seen nothing, exactly 0.
-    const floats keep = select(grown, exp2(stale - maximum), floats(1.0f));
+    store(tile.keep + column, select(grown, exp2(stale - maximum), floats(1.0f)));
     store(tile.maximum + column, maximum);
-    store(tile.keep + column, keep);
+    return any(grown);
+}
+
+/// 2^(factor · score - base) of one register of rows in place, lanes [lane, lane + Count); adds them to `sum`. As words of
+/// two bfloat16 word i is lanes 2 i and 2 i + 1; what is summed is the weights before they are rounded, so that
+/// log-sum-exps are what they are without words.
+template <class Build, int Count, class Number>
+SASH_INLINE floats sum_of_weights(float* scores, int64 lane, floats base, floats factor, floats sum) {
+    constexpr int64 pitch = query_tile<Build>::capacity;
+    constexpr bool words = !std::is_same_v<Number, float>;
+    float* at = scores + lane * pitch;
+    floats weight[Count];
+#pragma GCC unroll 4
+    for (int i = 0; i < Count; ++i) {
+        const floats x = load(at + i * pitch);
+        weight[i] = words ? fma(x, factor, floats(0.0f) - base) : x - base;
+    }
+    exp2(weight);
+    if constexpr (words) {
+        auto* to = reinterpret_cast<std::int32_t*>(scores) + lane / 2 * pitch;
+#pragma GCC unroll 2
+        for (int i = 0; i < Count; i += 2) {
+            store(to + i / 2 * pitch, pairs_of_normal(weight[i], weight[i + 1]));
+            sum = sum + (weight[i] + weight[i + 1]);
+        }
+    } else {
+#pragma GCC unroll 4
+        for (int i = 0; i < Count; ++i) {
+            store(at + i * pitch, weight[i]);
+            sum = sum + weight[i];
+        }
+    }
+    return sum;
+}
+
+/// 2^(factor · score - maximum) of one register of rows in place, lanes [first, last), of words an even number from an even
+/// one on; their sum joins the denominator.
+template <class Build, class Number>
+void exponentiate(query_tile<Build>& tile, int column, int first, int last, floats factor) {
+    float* scores = tile.weights + column;
+    const floats maximum = load(tile.maximum + column);
     // Nothing seen yet: -inf - 0, never -inf - -inf.
     const floats base = select(is_minus_infinity(maximum), floats(0.0f), maximum);
-    const floats sum = weights_of_scores<Build, Number>(tile, column, first, last, base);
-    store(tile.denominator + column, load(tile.denominator + column) * keep + sum);
-    return any(grown);
+    constexpr bool words = !std::is_same_v<Number, float>;
+    constexpr int few = words ? 2 : 1, many = registers<Build> == 32 ? 4 : 2;
+    floats sum(0.0f);
+    int lane = first;
+    for (; lane + many <= last; lane += many)
+        sum = sum_of_weights<Build, many, Number>(scores, lane, base, factor, sum);
+    for (; lane < last; lane += few) sum = sum_of_weights<Build, few, Number>(scores, lane, base, factor, sum);
+    store(tile.denominator + column, load(tile.denominator + column) * load(tile.keep + column) + sum);
 }
 
 /// How a visit is cut up, given that rows differ in what they see.
@@ -406,7 +454,7 @@ struct cut {
     int registers = 0;                                   // its rows sees to the last; none for one that sees nothing
     strip products[2 * query_tile<Build>::vectors + 1];  // the same area, as much of it as can be in full width
     int count = 0;
-    strip hull = {0, 0, 64, 0};  // all of it and what lies between, if no register is without
+    strip hull = {0, 0, 64, 0};  // all of it and what lies between, if no register in the middle is without
 
     SASH_INLINE cut(const query_tile<Build>& tile, const key_tile& keys, const std::uint64_t* visible) {
         const std::uint64_t candidates = lanes_between(keys.first, keys.last);
@@ -416,10 +464,7 @@ struct cut {
             std::uint64_t seen = visible == nullptr ? candidates : 0;
             for (int i = row; visible != nullptr && i < row + lanes<Build> && i < tile.rows; ++i)
                 seen |= visible[i] & candidates;
-            if (seen == 0) {
-                last = 0;
-                continue;
-            }
+            if (seen == 0) continue;
             rows[registers] = {row, 1, std::countr_zero(seen), 64 - std::countl_zero(seen)};
             same_first = same_first && rows[registers].first == rows[0].first;
             same_last = same_last && rows[registers].last == rows[0].last;
@@ -427,32 +472,39 @@ struct cut {
             if (last > rows[registers].last) last = rows[registers].last;
             ++registers;
         }
+        if (registers == 0) return;
         if (!same_first) first = (first + 7) / 8 * 8;  // whole register tiles of keys
         if (!same_last) last = last / 8 * 8;
-        if (first >= last) first = last = 64;  // nothing in common
-        // A row's lanes stay in order: what comes before, what is common, what comes after.
+        const bool side_by_side = rows[registers - 1].column - rows[0].column == (registers - 1) * lanes<Build>;
+        if (first >= last || !side_by_side) first = last = 64;  // nothing in common
         for (int i = 0; i < registers; ++i)
             add(rows[i].column, 1, rows[i].first, first < rows[i].last ? first : rows[i].last);
-        add(0, registers, first, last);
+        add(rows[0].column, registers, first, last);
         for (int i = 0; i < registers; ++i) add(rows[i].column, 1, last, rows[i].last);
+        if (!side_by_side) return;
+        hull = {rows[0].column, registers, 64, 0};
         for (int i = 0; i < registers; ++i) {
             hull.first = rows[i].first < hull.first ? rows[i].first : hull.first;
             hull.last = rows[i].last > hull.last ? rows[i].last : hull.last;
         }
-        if (rows[registers > 0 ? registers - 1 : 0].column == (registers - 1) * lanes<Build>) hull.vectors = registers;
     }
 
-    /// Is O += V·P faster as one product over the hull, with weights 0 where a register sees nothing? Each product loads and
-    /// stores all sums: as long as three terms take, and two more for its loops.
-    SASH_INLINE bool weighs_hull() const {
-        if (hull.vectors == 0 || count == 1) return false;
-        int parts = 0;
-        for (int i = 0; i < count; ++i) parts += cost_to_weigh(products[i]);
-        return cost_to_weigh(hull) < parts;
+    /// The products of O += V·P: every register of rows is in one of them, so that its sums do not depend on the others.
+    /// Is it one product over the hull, with weights 0 where a register sees nothing, or one for each register? Each
+    /// product loads and stores all its sums, about as long as two terms take.
+    SASH_INLINE std::span<const strip> to_weigh() const {
+        int apart = 0;
+        for (int i = 0; i < registers; ++i) apart += cost_to_weigh(rows[i]);
+        const bool at_once = hull.vectors > 0 && cost_to_weigh(hull) < apart;
+        return at_once ? std::span(&hull, 1) : std::span(rows, static_cast<std::size_t>(registers));
     }
 
 private:
-    SASH_INLINE static int cost_to_weigh(const strip& s) { return s.vectors * (s.last - s.first + 3) + 2; }
+    /// Alone, a register of rows waits for its own sums, and for the loads of what it is multiplied with.
+    SASH_INLINE static int cost_to_weigh(const strip& s) {
+        const int terms = s.last - s.first + 2;
+        return s.vectors == 1 ? terms * 5 / 4 + 2 : s.vectors * terms + 2;
+    }
     SASH_INLINE void add(int column, int vectors, int first, int last) {
         if (first < last) products[count++] = {column, vectors, first, last};
     }
@@ -464,31 +516,31 @@ template <class Build, class Element, class Number>
 void score(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& parts, const float* query) {
     constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
     constexpr int64 together = std::is_same_v<Number, float> ? 1 : 2;  // dimensions in a term
+    const int64 terms = (tile.key_dim + together - 1) / together;
     const std::byte* values = keys.block + codec<Element>::key_bytes(tile.key_dim);
     const int64 bytes = codec<Element>::value_bytes(tile.value_dim) / block_tokens;  // for each lane
     const bool alone = tile.rows <= lanes<Build>;
     const int64 high = alone ? lone_height<Build> : tile_height<Build, 3>, grain = alone ? high : 8;
     const int64 step = together * bytes * high / tile.key_dim;
     for (int64 lane = keys.first / width * width; lane < keys.last; lane += width) {
-        const auto panel =
+        const auto* panel =
             codec<Element>::template key_panel<Build, Number>(keys.block, lane, tile.key_dim, tile.panel);
         for (int i = 0; i < parts.count; ++i) {
             const strip& s = parts.products[i];
             const int64 from = detail::larger(s.first / grain * grain, lane),
                         to = detail::smaller(s.last, lane + width);
             if (from < to)
-                multiply<Build>(product<Number>{.vectors = s.vectors,
-                                                .alone = alone,
-                                                .c = tile.weights + from * pitch + s.column,
-                                                .a = panel.data + (from - lane),
-                                                .a_pitch = panel.pitch,
-                                                .b = reinterpret_cast<const Number*>(query) + s.column,
-                                                .terms = (tile.key_dim + together - 1) / together,
-                                                .height = to - from,
-                                                .accumulate = false,
-                                                .keep = nullptr,
-                                                .factor = tile.score_factor,
-                                                .soon = {values + from * bytes, step}});
+                multiply<Build>(product<Number>{
+                    .vectors = s.vectors,
+                    .alone = alone,
+                    .c = tile.weights + from * pitch + s.column,
+                    .a = panel + (from - lane),
+                    .b = reinterpret_cast<const Number*>(query) + s.column,
+                    .terms = terms,
+                    .height = to - from,
+                    .accumulate = false,
+                    .keep = nullptr,
+                    .soon = wish_or(tile, terms * ((to - from + high - 1) / high), {values + from * bytes, step})});
         }
     }
 }
@@ -533,39 +585,36 @@ void clear_beside(query_tile<Build>& tile, const strip& s, const strip& hull) {
 /// O += V·P. A value that is not finite must not meet the weight 0 of a row that does not see it: `careful`.
 /// Meanwhile the keys of the next block are on their way.
 template <class Build, class Element, class Number>
-void weigh(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& parts, std::span<const strip> products,
-           const std::uint64_t* visible, bool careful, const float* keep) {
+void weigh(query_tile<Build>& tile, const key_tile& keys, std::span<const strip> products, const std::uint64_t* visible,
+           bool careful, const float* keep) {
     constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
     constexpr int together = std::is_same_v<Number, float> ? 1 : 2;  // lanes in a term
     const Number* weights = reinterpret_cast<const Number*>(tile.weights);
     const std::byte* next = keys.next != nullptr ? keys.next : keys.block;
     const int64 bytes = codec<Element>::key_bytes(tile.key_dim) / tile.value_pitch;  // for each column
     const bool alone = tile.rows <= lanes<Build>;
-    const int64 high = alone ? lone_height<Build> : tile_height<Build, 3>;
+    const int64 high = alone ? lone_height<Build> : tile_height<Build, 3>,
+                step = together * bytes * high / block_tokens;
     for (int64 column = 0; column < tile.value_pitch; column += width) {
-        const auto panel = codec<Element>::template value_panel<Build, Number>(keys.block, column, keys.first,
-                                                                               keys.last, tile.key_dim, tile.panel);
-        float* sums = tile.numerator + column * pitch;
-        for (int i = 0; careful && i < parts.registers; ++i) {
-            const strip& s = parts.rows[i];
-            const seen_lanes<Build> seen(visible, s.column, tile.rows, keys);
-            multiply_seen(sums + s.column, panel.data, panel.pitch, weights + s.column, seen, s.first / together,
-                          (s.last + together - 1) / together, width);
-        }
+        const auto* panel = codec<Element>::template value_panel<Build, Number>(keys.block, column, keys.first,
+                                                                                keys.last, tile.key_dim, tile.panel);
         for (const strip& s : products) {
             const int64 first = s.first / together, last = (s.last + together - 1) / together;
-            multiply<Build>(product<Number>{.vectors = s.vectors,
-                                            .alone = alone,
-                                            .c = sums + s.column,
-                                            .a = panel.data + first * panel.pitch,
-                                            .a_pitch = panel.pitch,
-                                            .b = weights + first * pitch + s.column,
-                                            .terms = last - first,
-                                            .height = width,
-                                            .accumulate = true,
-                                            .keep = keep != nullptr ? keep + s.column : nullptr,
-                                            .factor = 1,
-                                            .soon = {next + column * bytes, together * bytes * high / block_tokens}});
+            const product<Number> p{
+                .vectors = s.vectors,
+                .alone = alone,
+                .c = tile.numerator + column * pitch + s.column,
+                .a = panel + first * width,
+                .b = weights + first * pitch + s.column,
+                .terms = last - first,
+                .height = width,
+                .accumulate = true,
+                .keep = keep != nullptr ? keep + s.column : nullptr,
+                .soon = wish_or(tile, (width / high) * (last - first), {next + column * bytes, step})};
+            if (careful)
+                multiply_seen(p, seen_lanes<Build>(visible, s.column, tile.rows, keys), first);
+            else
+                multiply<Build>(p);
         }
     }
 }
@@ -591,26 +640,28 @@ void absorb(query_tile<Build>& tile, const key_tile& keys, const tile_visit& vis
     if (parts.registers == 0) return;
     const float* query = tile.query + visit.frame * tile.key_dim * query_tile<Build>::capacity;
     prefill::score<Build, Element, Number>(tile, keys, parts, query);
+    // A score of words is still to be scaled: where nothing else happens to it, beside the subtraction of the maximum.
+    constexpr bool words = !std::is_same_v<Number, float>;
+    const floats late(words && stage.empty() ? tile.score_factor : 1.0f);
 
-    const bool careful = prefill::needs_care<Build, Element, Number>(tile, keys, visit);
-    const bool hull = !careful && parts.weighs_hull();
-    const std::span<const prefill::strip> products =
-        careful ? std::span<const prefill::strip>{}
-        : hull  ? std::span(&parts.hull, 1)
-                : std::span(parts.products, static_cast<std::size_t>(parts.count));
-    const bool at_once = products.size() == 1;  // the product can rescale the sums when it loads them
-    const float* keep = nullptr;
+    bool raised = false;
+    prefill::strip terms[query_tile<Build>::vectors];
     for (int i = 0; i < parts.registers; ++i) {
         const prefill::strip& s = parts.rows[i];
+        if constexpr (words)
+            if (!stage.empty()) prefill::scale(tile, s);
         if (!stage.empty()) prefill::apply(stage, tile, visit, s);
         if (visit.visible != nullptr) prefill::hide(tile, s, visit.visible, keys);
-        const prefill::strip terms = prefill::whole_terms<Build, Number>(tile, s);
-        const bool raised = prefill::exponentiate<Build, Number>(tile, s.column, terms.first, terms.last);
-        if (hull) prefill::clear_beside<Build, Number>(tile, terms, parts.hull);
-        if (raised && !at_once) prefill::rescale(tile, s.column, load(tile.keep + s.column));
-        keep = raised && at_once ? tile.keep : keep;
+        terms[i] = prefill::whole_terms<Build, Number>(tile, s);
+        raised |= prefill::raise(tile, s.column, terms[i].first, terms[i].last, late);
     }
-    prefill::weigh<Build, Element, Number>(tile, keys, parts, products, visit.visible, careful, keep);
+    const bool careful = prefill::needs_care<Build, Element, Number>(tile, keys, visit);
+    const auto products = careful ? std::span(parts.rows, static_cast<std::size_t>(parts.registers)) : parts.to_weigh();
+    for (int i = 0; i < parts.registers; ++i) {  // not in one loop: a maximum is waited for once, not once a register
+        prefill::exponentiate<Build, Number>(tile, terms[i].column, terms[i].first, terms[i].last, late);
+        if (products.size() == 1) prefill::clear_beside<Build, Number>(tile, terms[i], products[0]);
+    }
+    prefill::weigh<Build, Element, Number>(tile, keys, products, visit.visible, careful, raised ? tile.keep : nullptr);
 }
 
 /// Brings numerator and denominator to the exact maximum of each row.

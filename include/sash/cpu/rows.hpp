@@ -3,6 +3,7 @@
 /// Rows of a caller's tensors as floats and back, whatever their type and strides. The type tag is read here, and nowhere
 /// else: kernels see floats.
 #include <sash/cpu/convert.hpp>
+#include <sash/rope.hpp>
 #include <sash/view.hpp>
 
 namespace sash::cpu {
@@ -55,6 +56,21 @@ const float* float_row(const input& x, int64 token, int64 head, float* scratch) 
     if (x.type == scalar::f32 && x.dim_stride == 1) return static_cast<const float*>(x.at(token, head));
     read_row<Build>(x, token, head, scratch);
     return scratch;
+}
+
+/// sash::turn_row, whole registers at a time where the members of pairs lie apart.
+template <class Build>
+void turn_registers(float* row, const detail::turn* turns, int64 pairs, rotary_layout layout) {
+    if (layout != rotary_layout::half_split) return sash::turn_row<Build>(row, turns, pairs, layout);
+    int64 p = 0;
+    for (; p + lanes<Build> <= pairs; p += lanes<Build>) {
+        floats a = load(row + p), b = load(row + pairs + p), cosine, sine;
+        unzip(&turns[p].cosine, cosine, sine);
+        turn_pair(a, b, cosine, sine);
+        store(row + p, a);
+        store(row + pairs + p, b);
+    }
+    for (; p < pairs; ++p) turn_pair(row[p], row[p + pairs], turns[p].cosine, turns[p].sine);
 }
 
 }  // namespace sash::cpu

@@ -541,6 +541,32 @@ SASH_INLINE void transpose_4x4(quad a, quad b, quad c, quad d, float* to0, float
 #endif
 }
 
+/// even[i] = p[2 i], odd[i] = p[2 i + 1].
+SASH_INLINE void unzip(const float* p, floats& even, floats& odd) {
+    const floats low = load(p), high = load(p + floats::size);
+#if defined(__AVX512F__)
+    alignas(64) static constexpr std::int32_t twice[16] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    const integers at = load(twice);
+    even = floats(_mm512_permutex2var_ps(low, at, high));
+    odd = floats(_mm512_permutex2var_ps(low, at + integers(1), high));
+#elif defined(__AVX__)
+    const __m256 first = _mm256_permute2f128_ps(low, high, 0x20), second = _mm256_permute2f128_ps(low, high, 0x31);
+    even = floats(_mm256_shuffle_ps(first, second, 0x88));
+    odd = floats(_mm256_shuffle_ps(first, second, 0xdd));
+#elif defined(__SSE2__)
+    even = floats(_mm_shuffle_ps(low, high, 0x88));
+    odd = floats(_mm_shuffle_ps(low, high, 0xdd));
+#elif defined(SASH_NEON)
+    even = floats(vuzp1q_f32(low, high));
+    odd = floats(vuzp2q_f32(low, high));
+#else
+    alignas(64) float apart[2][floats::size];
+    for (std::size_t i = 0; i < 2 * floats::size; ++i) apart[i % 2][i / 2] = p[i];
+    even = floats::load_aligned(apart[0]);
+    odd = floats::load_aligned(apart[1]);
+#endif
+}
+
 }  // namespace sash::cpu
 
 SASH_KERNELS_END

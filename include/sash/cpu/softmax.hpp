@@ -140,8 +140,9 @@ void fill_turns(const P& p, const detail::score_state& s, int64 first, int64 cou
     for (int64 t = 0; t < count; ++t, to += s.pairs) {
         const int64 query = first + t;
         const int64 at = ask::read_position(p, query, frame) - (s.by == rotates::caller ? query : 0);
-        if (at == before)
-            std::memcpy(to, to - s.pairs, static_cast<std::size_t>(s.pairs) * sizeof(detail::turn));
+        const detail::turn* known = at == before ? to - s.pairs : at == s.steady_position ? s.steady : nullptr;
+        if (known != nullptr)
+            std::memcpy(to, known, static_cast<std::size_t>(s.pairs) * sizeof(detail::turn));
         else
             for (int64 pair = 0; pair < s.pairs; ++pair) to[pair] = detail::turn_by<Build>(at, s.frequencies[pair]);
         before = at;
@@ -195,8 +196,8 @@ void store_tokens(const softmax_round<P>& r, int64 head, int64 first, int64 coun
         float* key = made_keys + t * s.key_dim;
         if (!plain_keys) read_row<Build>(r.key, first + t, key_head, key);
         if (r.key_turns)
-            turn_row<Build>(key, r.key_turns + (first + t) * r.job.scores->pairs, r.job.scores->pairs,
-                            r.job.scores->layout);
+            turn_registers<Build>(key, r.key_turns + (first + t) * r.job.scores->pairs, r.job.scores->pairs,
+                                  r.job.scores->layout);
         if (!plain_values) read_row<Build>(r.value, first + t, value_head, made_values + t * s.value_dim);
     }
     const float* keys = plain_keys ? static_cast<const float*>(r.key.at(first, key_head)) : made_keys;

@@ -114,7 +114,7 @@ const float* query_row(const softmax_job<P>& job, int64 kv_head, int64 r, int fr
     const detail::turn* turns = job.turns[frame];
     if (turns == nullptr) return float_row<Build>(job.query, token, operand, scratch);
     read_row<Build>(job.query, token, operand, scratch);
-    turn_row<Build>(scratch, turns + token * job.scores->pairs, job.scores->pairs, job.scores->layout);
+    turn_registers<Build>(scratch, turns + token * job.scores->pairs, job.scores->pairs, job.scores->layout);
     return scratch;
 }
 
@@ -279,7 +279,7 @@ struct query_scratch {
     float* distance;         // [capacity]
     float* distance_table;   // [64][capacity]
     float* rows;             // [capacity][key_dim] converted or turned queries, then [capacity][value_pitch] results
-    const float** row;       // [capacity]
+    const void** row;        // [capacity] floats, or words of two bfloat16
     std::int32_t* head;      // [capacity]
 
     SASH_INLINE static int64 place_in_table(int64 lane, int64 row) { return lane * query_tile<Build>::capacity + row; }
@@ -293,31 +293,40 @@ struct query_scratch {
         distance = from.take<float>(capacity);
         distance_table = ask::affine_distance<P> ? nullptr : from.take<float>(64 * capacity);
         rows = from.take<float>(capacity * detail::larger(dims.key_dim, value_pitch));
-        row = from.take<const float*>(capacity);
+        row = from.take<const void*>(capacity);
         head = from.take<std::int32_t>(capacity);
         if (memory) tile.bind(memory, 0, dims.key_dim, dims.value_dim, frames);
         for (int64 r = 0; head && r < capacity; ++r) head[r] = 0;
     }
 };
 
-/// Asks for the lines of a row of a caller's tensor: rows are short and lie apart, the machine guesses none.
-template <class View>
-SASH_INLINE void ask_for_row(const View& x, int64 token, int64 head) {
-    const auto* row = static_cast<const std::byte*>(x.at(token, head));
-    for (int64 byte = 0; byte < x.dim * detail::bytes_of(x.type); byte += 64) prefetch(row + byte);
+/// As query_row, in words of two bfloat16, the last filled up with 0: where they lie, if nothing is to be done to them, else
+/// in `scratch`.
+template <class Build, class P>
+const std::int32_t* query_words(const softmax_job<P>& job, int64 kv_head, int64 r, int frame, float* scratch) {
+    const int64 token = r / job.group, head = kv_head * job.group + r % job.group, dim = job.query.dim;
+    const int64 operand = head / (job.dims->heads / job.dims->query_heads);
+    if (job.turns[frame] == nullptr && job.query.dim_stride == 1 && dim % 2 == 0)
+        return static_cast<const std::int32_t*>(job.query.at(token, operand));
+    const float* row = query_row<Build>(job, kv_head, r, frame, scratch);
+    auto* words = reinterpret_cast<bfloat16*>(scratch);  // a number is read before its place is written
+    narrow<Build>(row, words, dim);
+    if (dim % 2 != 0) words[dim] = bfloat16(0.0f);
+    return reinterpret_cast<const std::int32_t*>(words);
 }
 
 /// Packs the task's query rows for one frame: transposed, with the scale (and log2 e, where nothing follows it) multiplied in.
 template <class Build, class Number, class P>
 void pack_frame(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s, int frame, float factor) {
-    constexpr int64 ahead = 8;
-    const int64 shared = job.dims->heads / job.dims->query_heads;  // output heads that read one query
+    const auto** rows = reinterpret_cast<const Number**>(s.row);
     for (int64 r = 0; r < task.rows; ++r) {
-        const int64 later = task.first_row + r + ahead, head = task.head * job.group + later % job.group;
-        if (r + ahead < task.rows) ask_for_row(job.query, later / job.group, head / shared);
-        s.row[r] = query_row<Build>(job, task.head, task.first_row + r, frame, s.rows + r * job.dims->key_dim);
+        float* scratch = s.rows + r * job.dims->key_dim;
+        if constexpr (std::is_same_v<Number, float>)
+            rows[r] = query_row<Build>(job, task.head, task.first_row + r, frame, scratch);
+        else
+            rows[r] = query_words<Build>(job, task.head, task.first_row + r, frame, scratch);
     }
-    pack_queries<Build, Number>(s.tile, frame, s.row, factor);
+    pack_queries<Build, Number>(s.tile, frame, rows, factor);
 }
 
 /// Finishes the rows of a tile: straight into the caller's memory where it holds floats side by side.
@@ -359,13 +368,35 @@ struct tile_of_queries {
     }
 };
 
+/// Wishes for rows [first, last) of the heads that read one KV head, from `first_head` of a caller's tensor on: as one
+/// where they lie side by side, but no more at once than a product may ask for.
+template <class Build, class View>
+void wish_for_rows(query_tile<Build>& tile, const View& x, int64 first, int64 last, int64 first_head, int64 group) {
+    const int64 bytes = x.dim * detail::bytes_of(x.type);
+    const std::byte* end = nullptr;
+    int64 token = first / group, head = first % group;
+    for (int64 r = first; r < last; ++r) {
+        const auto* at = static_cast<const std::byte*>(x.at(token, first_head + head));
+        if (at == end && tile.wishes[tile.wish_count - 1].bytes < 2048)
+            tile.wishes[tile.wish_count - 1].bytes += bytes;
+        else
+            tile.wishes[tile.wish_count++] = {at, bytes};
+        end = at + bytes;
+        if (++head == group) ++token, head = 0;
+    }
+}
+
 template <class Build, class Element, class Number, class P>
 void attend_tile_with(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s) {
     s.tile.rows = static_cast<int>(task.rows);
     s.tile.head = s.head;
     begin<Build>(s.tile);
-    for (int64 r = task.first_row; !task.partial && r < task.first_row + task.rows; ++r)  // to be written at the end
-        ask_for_row(job.out, r / job.group, task.head * job.group + r % job.group);
+    // What the next tile begins with, if it comes here, and before that what this one ends with.
+    s.tile.wish_count = 0;
+    const int64 next = detail::larger(0, task.first_row - s.tile.capacity), head = task.head * job.group;
+    if (job.dims->heads == job.dims->query_heads)
+        wish_for_rows(s.tile, job.query, next, task.first_row, head, job.group);
+    if (!task.partial) wish_for_rows(s.tile, job.out, task.first_row, task.first_row + task.rows, head, job.group);
     read_keys<Build>(job, task, s, tile_of_queries<Build, Element, Number, P>{job, task, s});
     settle<Build>(s.tile);
     if (!task.partial) return write_tile<Build>(job, task, s);
