@@ -1,7 +1,8 @@
 #pragma once
 /// \file
-/// How a cache holds its tokens: options that do not change any result.
+/// How a cache holds its tokens: options that do not change any result, but for `state`.
 #include <sash/memory.hpp>
+#include <sash/scalar.hpp>
 
 namespace sash {
 
@@ -12,6 +13,13 @@ struct storage {
     int64 auxiliary = 0;       ///< floats that travel with the cache: convolution tails, token-shift vectors
     int64 piece = 256;         ///< a bounded cache stores and reads a long append in pieces of this many tokens
     memory_source memory = {};
+    /// What recurrent states are kept in: f32, or bf16 where the policy has a decay. Half the memory and half the traffic
+    /// of decoding; arithmetic is fp32 all the same, the sums that divide are fp32 too. S is rounded to nearest even after
+    /// each call, and in a longer one after every 64 tokens, so that bits depend on the cut. Each rounding is an error of
+    /// at most 2^-9 of a number, which is forgotten as fast as the number is: with a factor of at most alpha from one to
+    /// the next they sum up to 2^-9 / (1 - alpha) of the largest magnitude that the number has had. Not with
+    /// rollback_slack.
+    scalar state = scalar::f32;
 };
 
 }  // namespace sash

@@ -16,6 +16,7 @@
 /// (The chunked form, sixteen tokens at a time as small matrix products, was tried and measured at T = 2048, 128 × 128:
 /// 0.92 to 1.17 times as fast, form by form. It does as many multiply-adds, and its bits depend on the cut.)
 #include <sash/cache/state.hpp>
+#include <sash/cpu/column.hpp>
 #include <sash/cpu/feature_row.hpp>
 #include <sash/cpu/rows.hpp>
 #include <sash/partial.hpp>
@@ -315,6 +316,19 @@ void add_to_state(const detail::state_store& store, float* state, const token_bl
     }
 }
 
+/// The same for a state of one column.
+template <class Build, class Step>
+void advance_column(const detail::state_store& store, float* state, bool writes, const token_block& b) {
+    for (int64 t = 0; t < b.tokens; ++t) {
+        const written_token& w = b.token[t];
+        column_token token;
+        if (writes) token = {w.key, w.alphas, w.numbers[detail::entry_alpha], w.value[0]};
+        step_column<Build, Step::reads_first>(
+            state, store.features, writes ? &token : nullptr, b.query + t * b.rows * store.feature_pitch,
+            store.feature_pitch, b.rows, b.numerator + t * b.rows * store.value_pitch, store.value_pitch);
+    }
+}
+
 /// The same for the rules that correct what is stored, on the columns from `column` on: r = S^T a is read, before the
 /// first token by itself, later as one more query of the token before.
 template <class Build, recurrent_policy P>
@@ -355,6 +369,8 @@ void advance_state(const detail::state_store& store, float* state, const token_b
         constexpr int64 width = 4 * lanes<Build>;  // so few columns stay in the nearest cache from token to token
         for (int64 column = 0; column < store.value_pitch; column += width)
             correct_columns<Build, P>(store, state, b, column, detail::smaller(width, store.value_pitch - column));
+    } else if (store.is_column) {
+        advance_column<Build, step_of<P>>(store, state, true, b);
     } else {
         add_to_state<Build, P>(store, state, b);
     }
@@ -384,17 +400,19 @@ struct recurrent_rows {
     float* query;        ///< [tokens · rows][feature_pitch]
     float* numerator;    ///< [tokens · rows][value_pitch]
     float* denominator;  ///< [tokens · rows]
+    float* widened;      ///< S as floats, where it is kept in less
 };
 
 template <class P>
-SASH_INLINE constexpr int64 recurrent_scratch(const P& policy, const shape& s) {
+SASH_INLINE constexpr int64 recurrent_scratch(const P& policy, const shape& s, scalar element = scalar::f32) {
     constexpr int64 pad = detail::state_padding, tokens = most_of_block;
     const int64 rows = detail::heads_of_states(policy, s).readers;
     const int64 features = detail::round_up(policy.features(s.key_dim), pad);
     const int64 values = detail::round_up(s.value_dim, pad);
     const int64 entry = detail::state_store::entry_floats(features, values, detail::entry_rows<P>::count);
+    const int64 widened = element == scalar::f32 ? 0 : features * values;
     return detail::round_up(s.key_dim, pad) + map_scratch(policy.map, s.key_dim) + features + most_of_block * entry +
-           tokens * rows * (features + values + pad);
+           tokens * rows * (features + values + pad) + widened;
 }
 
 template <class Build, class P>
@@ -408,6 +426,7 @@ recurrent_rows divide_scratch(float* scratch, const P& policy, const shape& s, c
     rows.query = rows.entry + most_of_block * store.entry_floats();
     rows.numerator = rows.query + readers * store.feature_pitch;
     rows.denominator = rows.numerator + readers * store.value_pitch;
+    rows.widened = rows.denominator + detail::round_up(readers, detail::state_padding);
     return rows;
 }
 
@@ -591,6 +610,20 @@ void finish_rows(const recurrent_task<P>& at, const token_block& b, int64 first)
     }
 }
 
+/// S of one state as floats: where it lies, or widened.
+template <class Build>
+float* open_matrix(const detail::state_store& store, int64 state, float* widened) {
+    if (store.element == scalar::f32) return store.state(state);
+    widen<Build>(reinterpret_cast<const bfloat16*>(store.state(state)), widened, store.matrix_numbers());
+    return widened;
+}
+/// Puts it back, rounded.
+template <class Build>
+void close_matrix(const detail::state_store& store, int64 state, const float* matrix) {
+    if (store.element == scalar::f32) return;
+    narrow<Build>(matrix, reinterpret_cast<bfloat16*>(store.state(state)), store.matrix_numbers());
+}
+
 /// All tokens of a round, in order, for one state and the output heads that read it. Calls for different states may
 /// run at the same time. `scratch` holds recurrent_scratch(policy, shape) floats, 64-byte aligned. The caller adds
 /// the tokens to store.length when every state is done.
@@ -613,20 +646,24 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
     float* z = store.normaliser(store.state(state));
 
     const int64 tokens = detail::smaller(call.last, call.reads ? call.query.tokens : call.key.tokens);
+    if (call.first >= tokens) return;
+    float* matrix = open_matrix<Build>(store, state, at.rows.widened);
     for (int64 t = call.first; t < tokens; t += b.tokens) {
         b.tokens = detail::smaller(tokens - t, tokens_of_block<P>(b.rows));
         if (call.writes) pack_written<Build>(at, b, t);
         if (call.reads) pack_queries_of_state<Build>(at, b, t);
         if constexpr (P::has_normaliser) advance_normaliser<Build, P>(store, z, call.writes, b);
         if (call.writes)
-            advance_state<Build, P>(store, store.state(state), b);
+            advance_state<Build, P>(store, matrix, b);
+        else if (store.is_column)
+            advance_column<Build, step_of<P>>(store, matrix, false, b);
         else
-            read_state<Build>(pass_over<Build>(store, store.state(state), 0, store.value_pitch), store, b, 0, 0,
-                              b.tokens * b.rows);
+            read_state<Build>(pass_over<Build>(store, matrix, 0, store.value_pitch), store, b, 0, 0, b.tokens * b.rows);
         if constexpr (decltype(P::update)::reads_first)
             if (call.reads && call.writes) add_bonus<Build>(at, b);
         if (call.reads) finish_rows<Build>(at, b, t);
     }
+    if (call.writes) close_matrix<Build>(store, state, matrix);
 }
 
 }  // namespace sash::cpu
