@@ -32,13 +32,12 @@ void create_store(cache_data<P, E>& c) {
         create<Build>(c.store, c.policy, c.dims, c.options);
 }
 
-/// Does a policy with states forget, so that narrow ones lose little? Not by what its feature map rescales.
 template <class P>
-inline constexpr bool forgets = [] {
+inline constexpr bool state_forgets = [] {
     if constexpr (hybrid_policy<P>)
-        return !std::is_same_v<decltype(decltype(P::linear)::decay), no_decay>;
+        return forgets<decltype(P::linear)>;
     else if constexpr (recurrent_policy<P>)
-        return !std::is_same_v<decltype(P::decay), no_decay>;
+        return forgets<P>;
     else
         return false;
 }();
@@ -49,7 +48,7 @@ void check_state_element(const storage& s) {
     require<Build>(s.state == scalar::bf16, "storage.state is scalar number ", static_cast<int64>(s.state),
                    ", must be scalar::f32 or scalar::bf16: nothing else has the range of a state");
     require<Build>(hybrid_policy<P> || recurrent_policy<P>, "storage.state is bf16, but this policy keeps no state");
-    require<Build>(forgets<P>,
+    require<Build>(state_forgets<P>,
                    "storage.state is bf16, but this policy has no decay: rounded after each token, what is never "
                    "forgotten stops growing (a sum of 2,048 numbers has lost 44 %)");
     require<Build>(s.rollback_slack == 0, "rollback_slack is ", s.rollback_slack,

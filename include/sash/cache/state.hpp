@@ -58,6 +58,10 @@ struct entry_rows {
     static constexpr int count = decays_by_channel + looks_up + update::needs_vectors;
 };
 
+/// Does a policy forget by itself, so that states in bfloat16 lose little? What its feature map rescales does not count.
+template <recurrent_policy P>
+inline constexpr bool forgets = !std::is_same_v<decltype(P::decay), no_decay>;
+
 }  // namespace sash::detail
 
 namespace sash::cpu {

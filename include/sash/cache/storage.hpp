@@ -13,12 +13,12 @@ struct storage {
     int64 auxiliary = 0;       ///< floats that travel with the cache: convolution tails, token-shift vectors
     int64 piece = 256;         ///< a bounded cache stores and reads a long append in pieces of this many tokens
     memory_source memory = {};
-    /// What recurrent states are kept in: f32, or bf16 where the policy has a decay. Half the memory and half the traffic
-    /// of decoding; arithmetic is fp32 all the same, the sums that divide are fp32 too. S is rounded to nearest even after
-    /// each call, and in a longer one after every 64 tokens, so that bits depend on the cut. Each rounding is an error of
-    /// at most 2^-9 of a number, which is forgotten as fast as the number is: with a factor of at most alpha from one to
-    /// the next they sum up to 2^-9 / (1 - alpha) of the largest magnitude that the number has had. Not with
-    /// rollback_slack.
+    /// What recurrent states are kept in: f32, or bf16 where the policy has a decay. S takes half the memory, and decoding
+    /// half the traffic; arithmetic is fp32 all the same, and the sums that divide stay fp32. S is rounded to nearest after
+    /// each call, and within a long one now and then, so bits depend on the cut. A rounding is an error of at most 2^-9 of
+    /// each number (below 2^-126 of the number), which the state forgets like the number itself: with a decay of at most
+    /// alpha from one to the next they sum up to at most 2^-9 / (1 - alpha) of the largest norm that the state has had.
+    /// Not with rollback_slack.
     scalar state = scalar::f32;
 };
 

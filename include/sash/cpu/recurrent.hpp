@@ -71,7 +71,7 @@ inline constexpr int most_tokens = 4, most_rows = 4;
 struct state_pass {
     float* state = nullptr;  ///< S [features][columns], `pitch` floats apart
     int64 features = 0, columns = 0, pitch = 0;
-    const float* ahead = nullptr;            ///< as many columns that come next: asked for meanwhile; or null
+    float* ahead = nullptr;                  ///< as many columns that come next: asked for meanwhile; or null
     const float* key[most_tokens] = {};      ///< phi(k), [features]
     const float* value[most_tokens] = {};    ///< u, [columns]
     float alpha[most_tokens] = {};           ///< where heads forget as a whole
@@ -81,6 +81,20 @@ struct state_pass {
     const float* query[2 * most_rows] = {};  ///< phi(q), [features]; token-major
     float* numerator[2 * most_rows] = {};    ///< S^T phi(q), [columns]
 };
+
+/// The same step on a state that is kept as Number: widened when it is loaded, rounded when it is stored.
+template <class Step, class Number>
+struct kept_as : Step {
+    using number = Number;
+};
+/// What a pass works on: memory that a step may keep other numbers in than floats.
+template <class Step>
+SASH_INLINE auto* numbers_in(float* state) {
+    if constexpr (requires { typename Step::number; })
+        return reinterpret_cast<typename Step::number*>(state);
+    else
+        return state;
+}
 
 /// sum_r += phi(q_r)_f · s for one row f of the state.
 template <class Build, int Rows, int Vectors>
@@ -120,11 +134,12 @@ void pass_columns(const state_pass& p, int64 column) {
         for (int v = 0; v < Vectors; ++v) sum[r][v] = floats(0.0f);
     }
 
-    float* row = p.state + column;
-    const float* ahead = p.ahead ? p.ahead + column : nullptr;
+    auto* row = numbers_in<Step>(p.state) + column;
+    const auto* ahead = p.ahead ? numbers_in<Step>(p.ahead) + column : nullptr;
     for (int64 f = 0; f < p.features; ++f, row += p.pitch) {
         if (Tokens == 1 && ahead) {
-            for (int i = 0; i < Vectors * lanes<Build>; i += 16) prefetch_to_write(ahead + i);
+            constexpr int line = static_cast<int>(detail::cache_line / sizeof *row);
+            for (int i = 0; i < Vectors * lanes<Build>; i += line) prefetch_to_write(ahead + i);
             ahead += p.pitch;
         }
         floats s[Vectors];
@@ -147,7 +162,7 @@ void pass_columns(const state_pass& p, int64 column) {
         }
         if constexpr (Tokens > 0) {
 #pragma GCC unroll 8
-            for (int v = 0; v < Vectors; ++v) store(row + v * lanes<Build>, s[v]);
+            for (int v = 0; v < Vectors; ++v) store_normal(row + v * lanes<Build>, s[v]);
         }
     }
 #pragma GCC unroll 8
@@ -248,11 +263,17 @@ void advance_normaliser(const detail::state_store& store, float* z, bool writes,
     }
 }
 
+/// Where column `column` of a state begins.
+template <class Number>
+SASH_INLINE float* column_of(float* state, int64 column) {
+    return reinterpret_cast<float*>(reinterpret_cast<Number*>(state) + column);
+}
+
 /// A pass over columns [column, column + columns) of a state, without tokens or queries yet.
-template <class Build>
+template <class Build, class Number>
 state_pass pass_over(const detail::state_store& store, float* state, int64 column, int64 columns) {
     state_pass p;
-    p.state = state + column;
+    p.state = column_of<Number>(state, column);
     p.features = store.features;
     p.columns = columns;
     p.pitch = store.value_pitch;
@@ -282,37 +303,40 @@ void point_at_token(state_pass& p, const written_token& token, int64 column, int
 using no_step = step<forgetting::nothing>;
 
 /// Reads queries [first, last) of a block from columns of a state that stays as it is.
-template <class Build>
+template <class Build, class Number>
 void read_state(state_pass p, const detail::state_store& store, const token_block& b, int64 column, int64 first,
                 int64 last) {
     for (int64 count; first < last; first += count) {
         count = detail::smaller(last - first, most_rows);
         point_at_queries<Build>(p, store, b, column, first, count);
-        pass<Build, 0, no_step>(p, count);
+        pass<Build, 0, kept_as<no_step, Number>>(p, count);
     }
 }
 
 /// Writes the tokens of a block into a state and reads it after each (or before): in one pass where the sums fit, else
 /// one by one.
-template <class Build, recurrent_policy P>
+template <class Build, recurrent_policy P, class Number>
 void add_to_state(const detail::state_store& store, float* state, const token_block& b) {
-    using Step = step_of<P>;
-    state_pass p = pass_over<Build>(store, state, 0, store.value_pitch);
-    const bool one_pass = b.tokens > 1 && b.tokens == tokens_of_block<P>(b.rows);
+    using Step = kept_as<step_of<P>, Number>;
+    constexpr bool one_by_one = !std::is_same_v<Number, float>;
+    state_pass p = pass_over<Build, Number>(store, state, 0, store.value_pitch);
+    const bool one_pass = !one_by_one && b.tokens > 1 && b.tokens == tokens_of_block<P>(b.rows);
     const int64 at_once = one_pass ? b.tokens : 1;
     const int64 rows = detail::smaller(b.rows, most_rows);
     for (int64 t = 0; t < b.tokens; t += at_once) {
         const int64 beyond = t * b.rows + rows, end = (t + 1) * b.rows;  // readers that one pass does not take
-        if (Step::reads_first && at_once == 1) read_state<Build>(p, store, b, 0, beyond, end);
+        if (Step::reads_first && at_once == 1) read_state<Build, Number>(p, store, b, 0, beyond, end);
         for (int64 i = 0; i < at_once; ++i) point_at_token<Build>(p, b.token[t + i], 0, i);
         point_at_queries<Build>(p, store, b, 0, t * b.rows, at_once * rows);
-        if (at_once == 4)
+        if constexpr (one_by_one)
+            pass<Build, 1, Step>(p, rows);
+        else if (at_once == 4)
             rows == 0 ? pass<Build, 4, 0, Step>(p) : pass<Build, 4, 1, Step>(p);
         else if (at_once == 2)
             pass<Build, 2, Step>(p, rows);
         else
             pass<Build, 1, Step>(p, rows);
-        if (!Step::reads_first && at_once == 1) read_state<Build>(p, store, b, 0, beyond, end);
+        if (!Step::reads_first && at_once == 1) read_state<Build, Number>(p, store, b, 0, beyond, end);
     }
 }
 
@@ -329,17 +353,21 @@ void advance_column(const detail::state_store& store, float* state, bool writes,
     }
 }
 
+/// So few columns stay in the nearest cache from token to token.
+template <class Number>
+inline constexpr int64 columns_at_once = 4 * static_cast<int64>(floats::size * sizeof(float) / sizeof(Number));
+
 /// The same for the rules that correct what is stored, on the columns from `column` on: r = S^T a is read, before the
 /// first token by itself, later as one more query of the token before.
-template <class Build, recurrent_policy P>
+template <class Build, recurrent_policy P, class Number>
 void correct_columns(const detail::state_store& store, float* state, const token_block& b, int64 column,
                      int64 columns) {
-    alignas(64) float removed[4 * floats::size], error[4 * floats::size];
-    state_pass p = pass_over<Build>(store, state, column, columns);
+    alignas(64) float removed[columns_at_once<Number>], error[columns_at_once<Number>];
+    state_pass p = pass_over<Build, Number>(store, state, column, columns);
     p.removed = removed;
     p.query[0] = b.token[0].lookup;
     p.numerator[0] = removed;
-    pass<Build, 0, 1, no_step>(p);
+    pass<Build, 0, 1, kept_as<no_step, Number>>(p);
     const int64 rows = detail::smaller(b.rows, most_rows - 1);
     for (int64 t = 0; t < b.tokens; ++t) {
         const written_token& token = b.token[t];
@@ -353,26 +381,27 @@ void correct_columns(const detail::state_store& store, float* state, const token
         point_at_queries<Build>(p, store, b, column, t * b.rows, rows);
         const bool has_next = t + 1 < b.tokens;
         if (!has_next)  // the columns to the right, or the next state, which lies behind this one
-            p.ahead = column + columns < store.value_pitch ? state + column + columns : state + store.state_floats;
+            p.ahead = column + columns < store.value_pitch ? column_of<Number>(state, column + columns)
+                                                           : state + store.state_floats;
         if (has_next) {
             p.query[rows] = b.token[t + 1].lookup;
             p.numerator[rows] = removed;
         }
-        pass<Build, 1, step_of<P>>(p, rows + has_next);
-        read_state<Build>(p, store, b, column, t * b.rows + rows, (t + 1) * b.rows);
+        pass<Build, 1, kept_as<step_of<P>, Number>>(p, rows + has_next);
+        read_state<Build, Number>(p, store, b, column, t * b.rows + rows, (t + 1) * b.rows);
     }
 }
 
-template <class Build, recurrent_policy P>
+template <class Build, recurrent_policy P, class Number = float>
 void advance_state(const detail::state_store& store, float* state, const token_block& b) {
     if constexpr (corrects<P>) {
-        constexpr int64 width = 4 * lanes<Build>;  // so few columns stay in the nearest cache from token to token
+        constexpr int64 width = columns_at_once<Number>;
         for (int64 column = 0; column < store.value_pitch; column += width)
-            correct_columns<Build, P>(store, state, b, column, detail::smaller(width, store.value_pitch - column));
+            correct_columns<Build, P, Number>(store, state, b, column, detail::smaller(width, store.value_pitch - column));
     } else if (store.is_column) {
         advance_column<Build, step_of<P>>(store, state, true, b);
     } else {
-        add_to_state<Build, P>(store, state, b);
+        add_to_state<Build, P, Number>(store, state, b);
     }
 }
 
@@ -610,18 +639,27 @@ void finish_rows(const recurrent_task<P>& at, const token_block& b, int64 first)
     }
 }
 
-/// S of one state as floats: where it lies, or widened.
+/// S as floats, in the scratch of a task; and back, rounded.
 template <class Build>
-float* open_matrix(const detail::state_store& store, int64 state, float* widened) {
-    if (store.element == scalar::f32) return store.state(state);
+void widen_matrix(const detail::state_store& store, int64 state, float* widened) {
     widen<Build>(reinterpret_cast<const bfloat16*>(store.state(state)), widened, store.matrix_numbers());
-    return widened;
 }
-/// Puts it back, rounded.
 template <class Build>
-void close_matrix(const detail::state_store& store, int64 state, const float* matrix) {
-    if (store.element == scalar::f32) return;
-    narrow<Build>(matrix, reinterpret_cast<bfloat16*>(store.state(state)), store.matrix_numbers());
+void narrow_matrix(const detail::state_store& store, int64 state, const float* widened) {
+    auto* to = reinterpret_cast<bfloat16*>(store.state(state));
+    for (int64 i = 0; i < store.matrix_numbers(); i += lanes<Build>) store_normal(to + i, load(widened + i));
+}
+
+/// Writes the tokens of a block into S and reads it after each (or before), or only reads it.
+template <class Build, recurrent_policy P, class Number>
+void step_matrix(const detail::state_store& store, float* matrix, bool writes, const token_block& b) {
+    if (writes)
+        advance_state<Build, P, Number>(store, matrix, b);
+    else if (store.is_column)
+        advance_column<Build, step_of<P>>(store, matrix, false, b);
+    else
+        read_state<Build, Number>(pass_over<Build, Number>(store, matrix, 0, store.value_pitch), store, b, 0, 0,
+                                  b.tokens * b.rows);
 }
 
 /// All tokens of a round, in order, for one state and the output heads that read it. Calls for different states may
@@ -647,23 +685,26 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
 
     const int64 tokens = detail::smaller(call.last, call.reads ? call.query.tokens : call.key.tokens);
     if (call.first >= tokens) return;
-    float* matrix = open_matrix<Build>(store, state, at.rows.widened);
+    const bool is_narrow = store.element == scalar::bf16;
+    // One token, as in decoding: widened and rounded on its way. Several: once for all of them.
+    const bool widens = is_narrow && (tokens - call.first > 1 || store.is_column);
+    float* matrix = widens ? at.rows.widened : store.state(state);
+    if (widens) widen_matrix<Build>(store, state, matrix);
     for (int64 t = call.first; t < tokens; t += b.tokens) {
         b.tokens = detail::smaller(tokens - t, tokens_of_block<P>(b.rows));
         if (call.writes) pack_written<Build>(at, b, t);
         if (call.reads) pack_queries_of_state<Build>(at, b, t);
         if constexpr (P::has_normaliser) advance_normaliser<Build, P>(store, z, call.writes, b);
-        if (call.writes)
-            advance_state<Build, P>(store, matrix, b);
-        else if (store.is_column)
-            advance_column<Build, step_of<P>>(store, matrix, false, b);
-        else
-            read_state<Build>(pass_over<Build>(store, matrix, 0, store.value_pitch), store, b, 0, 0, b.tokens * b.rows);
+        if (is_narrow && !widens) {
+            if constexpr (detail::forgets<P>) step_matrix<Build, P, bfloat16>(store, matrix, call.writes, b);
+        } else {
+            step_matrix<Build, P, float>(store, matrix, call.writes, b);
+        }
         if constexpr (decltype(P::update)::reads_first)
             if (call.reads && call.writes) add_bonus<Build>(at, b);
         if (call.reads) finish_rows<Build>(at, b, t);
     }
-    if (call.writes) close_matrix<Build>(store, state, matrix);
+    if (widens && call.writes) narrow_matrix<Build>(store, state, matrix);
 }
 
 }  // namespace sash::cpu

@@ -352,6 +352,17 @@ SASH_INLINE integers pairs_of_normal(floats even, floats odd) {
 #endif
 }
 
+/// store, by the machine's own conversion where it has one: numbers below 2^-126 may become 0.
+SASH_INLINE void store_normal(float* p, floats x) { store(p, x); }
+SASH_INLINE void store_normal(bfloat16* p, floats x) {
+#if defined(__AVX512BF16__)
+    const __m256bh words = _mm512_cvtneps_pbh(x);
+    __builtin_memcpy(static_cast<void*>(p), &words, sizeof words);
+#else
+    store(p, x);
+#endif
+}
+
 /// Does the machine multiply words of two bfloat16? It does twice as many of them a cycle as floats.
 template <class Build>
 inline constexpr bool multiplies_pairs =
