@@ -196,6 +196,7 @@ const shape gates_of_queries{.heads = 10, .kv_heads = 1, .key_dim = 33, .value_d
 const shape many_readers{.heads = 7, .kv_heads = 1, .key_dim = 5, .value_dim = 130};
 const shape columns{.heads = 6, .kv_heads = 3, .key_dim = 16, .value_dim = 1};
 const shape long_columns{.heads = 14, .kv_heads = 2, .key_dim = 37, .value_dim = 1};
+const shape scanned{.heads = 12, .key_dim = 32, .value_dim = 1, .query_heads = 1, .key_heads = 1};
 
 }  // namespace
 
@@ -204,7 +205,7 @@ const shape long_columns{.heads = 14, .kv_heads = 2, .key_dim = 37, .value_dim =
 TEST_CASE("R22: every decay with every update is its equation, in one call and in any cut, to the bit") {
     const unsigned seed = GENERATE(501u, 502u);
     std::mt19937 random(seed);
-    for (const shape& dims : {grouped, grouped_values, gates_of_queries, many_readers, columns, long_columns})
+    for (const shape& dims : {grouped, grouped_values, gates_of_queries, many_readers, columns, long_columns, scanned})
         for_each_form([&]<class P>(const form<P>& f) {
             const text x(random, dims, 57 + random() % 80);  // one to three rounds
             CAPTURE(seed, f.name, x.tokens, dims.heads);
@@ -229,7 +230,7 @@ TEST_CASE("R22: every decay with every update is its equation, in one call and i
 TEST_CASE("R22: a sequence that begins with states goes on from them, in every form and any cut") {
     const unsigned seed = GENERATE(521u, 522u);
     std::mt19937 random(seed);
-    for (const shape& dims : {grouped, grouped_values, many_readers, long_columns})
+    for (const shape& dims : {grouped, grouped_values, many_readers, long_columns, scanned})
         for_each_form([&]<class P>(const form<P>& f) {
             const text x(random, dims, 57 + random() % 80);
             CAPTURE(seed, f.name, x.tokens, dims.heads);
@@ -252,6 +253,42 @@ TEST_CASE("R22: a sequence that begins with states goes on from them, in every f
                 CHECK(same_bits(out, whole));
             }
         });
+}
+
+TEST_CASE("R8: a selective scan has the same bits wherever its rows lie, and where tokens are logged") {
+    std::mt19937 random(523);
+    using P = systems::mamba;
+    const text x(random, scanned, 90);
+    kv_cache<P> plain({}, x.dims), logged({}, x.dims, {}, {.rollback_slack = 30}), strided = plain.empty_copy();
+    floats out = unwritten(x), other = out, strewn = out;
+    feed(plain, x, 0, {1, 70, 19}, out);
+    feed(logged, x, 0, {40, 1, 49}, other);
+    CHECK(same_bits(out, other));
+    logged.rollback(30);
+    feed(logged, x, 60, 30, other);
+    CHECK(same_bits(out, other));
+    floats keys(x.k.size() * 2);
+    for (std::size_t i = 0; i < x.k.size(); ++i) keys[2 * i] = x.k[i];
+    tokens_of<P> in = x.slice<P>(0, 90);
+    in.key = input(keys, 90, 1, 32, 64, 64, 2);
+    attend(in, strided, x.rows(strewn, 0, 90));
+    CHECK(same_bits(out, strewn));
+}
+
+TEST_CASE("R23: nothing is written behind the features of a column, not even by an infinity") {
+    const float infinity = std::numeric_limits<float>::infinity();
+    for (const int64 features : {5, 16, 21}) {
+        const shape dims{.heads = 2, .kv_heads = 1, .key_dim = features, .value_dim = 1};
+        const floats ones(at(2 * features), 1.0f), value{infinity}, none{0.0f};
+        kv_cache<systems::simple_gla> cache({}, dims);
+        floats out(2);
+        for (int i = 0; i < 2; ++i) {
+            attend({.query = {ones, 1, 2, features}, .key = {ones, 1, 1, features}, .value = {value, 1, 1, 1},
+                    .decay = {none, 1, 1, 1}},
+                   cache, {out, 1, 2, 1});
+            CHECK((out == floats{infinity, infinity}));
+        }
+    }
 }
 
 // What rounding the states to bfloat16 after every token may do to each row at most. Updates of all forms here are

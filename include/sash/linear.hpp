@@ -242,9 +242,13 @@ struct state_heads {
     int64 readers = 1;  ///< output heads that read one state: state s serves [s · readers, (s + 1) · readers)
 
     /// The head of an operand with `count` heads that state s is written with.
-    SASH_INLINE constexpr int64 of_state(int64 s, int64 count) const { return s / (states / count); }
+    SASH_INLINE constexpr int64 of_state(int64 s, int64 count) const {
+        return count == 1 ? 0 : count == states ? s : s / (states / count);  // without a division where that can be
+    }
     /// The head of an operand with `count` heads that output head h is read with.
-    SASH_INLINE constexpr int64 of_output(int64 h, int64 count) const { return h / (states * readers / count); }
+    SASH_INLINE constexpr int64 of_output(int64 h, int64 count) const {
+        return count == 1 ? 0 : count == states * readers ? h : h / (states * readers / count);
+    }
 };
 
 template <recurrent_policy P>

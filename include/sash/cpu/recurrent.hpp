@@ -662,13 +662,50 @@ void step_matrix(const detail::state_store& store, float* matrix, bool writes, c
                                   b.tokens * b.rows);
 }
 
+/// May this call take its rows where they lie? The selective scan, as layers ask for it.
+template <class P>
+bool scans_in_place(const recurrent_task<P>& at) {
+    const auto is_ready = [](const input& x) { return x.type == scalar::f32 && x.dim_stride == 1; };
+    const recurrent_call& c = at.call;
+    const detail::state_store& store = at.store;
+    return store.is_column && store.log_tokens == 0 && store.element == scalar::f32 &&
+           store.features == store.feature_pitch && at.heads.readers == 1 && c.reads && c.writes && c.turns == nullptr &&
+           is_ready(c.query) && is_ready(c.key) && is_ready(c.decay);
+}
+
+/// Tokens [first, last) of such a call.
+template <class Build, class P>
+void scan_in_place(const recurrent_task<P>& at, int64 first, int64 last) {
+    const shape& s = at.dims;
+    const recurrent_call& c = at.call;
+    const int64 key_head = at.heads.of_state(at.state, s.key_heads), value_head = at.heads.of_state(at.state, s.value_heads),
+                gate_head = at.heads.of_state(at.state, s.gate_heads),
+                query_head = at.heads.of_output(at.state, s.query_heads);
+    constexpr int64 heads_ahead = 4;  // a round comes back to a token's decays with the next state
+    for (int64 t = first; t < last; ++t) {
+        const auto row = [t](const input& x, int64 head) { return static_cast<const float*>(x.at(t, head)); };
+        const float* g = row(c.decay, gate_head);
+        prefetch(g + heads_ahead * c.decay.head_stride);
+        const float out = c.scale * scan_column<Build>(at.store.state(at.state), at.store.features, row(c.key, key_head),
+                                                       detail::number_at(c.value, t, value_head), g,
+                                                       row(c.query, query_head));
+        write_row<Build>(c.out, t, at.state, &out);
+    }
+}
+
 /// All tokens of a round, in order, for one state and the output heads that read it. Calls for different states may
 /// run at the same time. `scratch` holds recurrent_scratch(policy, shape) floats, 64-byte aligned. The caller adds
 /// the tokens to store.length when every state is done.
 template <class Build, class P>
 void recurrent(const P& policy, const shape& s, detail::state_store& store, const recurrent_call& call, int64 state,
                float* scratch) {
-    const detail::state_heads heads = detail::heads_of_states(policy, s);
+    const detail::state_heads heads{store.states, s.heads / store.states};
+    const int64 tokens = detail::smaller(call.last, call.reads ? call.query.tokens : call.key.tokens);
+    if (call.first >= tokens) return;
+    if constexpr (std::is_same_v<P, linear<identity, per_channel_and_token, additive, unscaled>>) {
+        const recurrent_task<P> without_scratch{policy, s, store, call, heads, state, {}};
+        if (scans_in_place(without_scratch)) return scan_in_place<Build>(without_scratch, call.first, tokens);
+    }
     token_block b;
     b.rows = call.reads ? heads.readers : 0;
     const recurrent_task<P> at{policy,
@@ -683,8 +720,6 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
     b.denominator = at.rows.denominator;
     float* z = store.normaliser(store.state(state));
 
-    const int64 tokens = detail::smaller(call.last, call.reads ? call.query.tokens : call.key.tokens);
-    if (call.first >= tokens) return;
     const bool is_narrow = store.element == scalar::bf16;
     // One token, as in decoding: widened and rounded on its way. Several: once for all of them.
     const bool widens = is_narrow && (tokens - call.first > 1 || store.is_column);

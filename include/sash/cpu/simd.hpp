@@ -200,13 +200,27 @@ SASH_INLINE lane_mask is_nonfinite(floats x) {
     return as_float_mask((as_integers(x) & exponent) == exponent);
 }
 
-/// Sum of the lanes, always in the same order.
+/// Sum of the lanes, always in the same order: halves onto each other.
 SASH_INLINE float sum_of_lanes(floats x) {
+#if defined(__SSE2__)
+#if defined(__AVX512F__)
+    const __m256 eight = _mm256_add_ps(
+        _mm512_castps512_ps256(x), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+#elif defined(__AVX__)
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+#else
+    const __m128 four = x;
+#endif
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
     alignas(64) float lane[floats::size];
     x.store_aligned(lane);
     for (std::size_t half = floats::size / 2; half > 0; half /= 2)
         for (std::size_t i = 0; i < half; ++i) lane[i] += lane[i + half];
     return lane[0];
+#endif
 }
 
 /// Largest of the lanes; none may be NaN.
