@@ -74,7 +74,8 @@ struct diagonal_plus_low_rank {
 // What a read is divided by.
 
 /// phi(q)·z with z = sum of the decayed phi(k): an ordinary weighted mean of values. The divisor can be kept away from
-/// zero, in the way of the code that a model was trained with: max(phi(q)·z + epsilon, least).
+/// zero, in the way of the code that a model was trained with: max(phi(q)·z + epsilon, least). A scale would cancel, so
+/// `score.scale` is refused.
 struct sum {
     float epsilon = 0;
     float least = 0;
@@ -125,7 +126,8 @@ inline constexpr bool one_of = (std::is_same_v<T, Choices> || ...);
 /// stays for ever: a state cannot forget it. Memory is constant; the work of a token is features · value_dim for each
 /// state and each head.
 ///
-/// However the tokens are cut into calls the bits are the same, and a rollback is exact to the bit.
+/// However the tokens are cut into calls the bits are the same, and a rollback is exact to the bit. The states can be looked
+/// at and set (kv_cache::state), and kept in bfloat16 where something is forgotten (storage.state).
 ///
 /// There are as many states as the largest of key, value, gate and key map heads; output head h reads state
 /// h / (heads / states).
