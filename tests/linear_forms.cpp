@@ -283,7 +283,9 @@ TEST_CASE("R23: nothing is written behind the features of a column, not even by 
         kv_cache<systems::simple_gla> cache({}, dims);
         floats out(2);
         for (int i = 0; i < 2; ++i) {
-            attend({.query = {ones, 1, 2, features}, .key = {ones, 1, 1, features}, .value = {value, 1, 1, 1},
+            attend({.query = {ones, 1, 2, features},
+                    .key = {ones, 1, 1, features},
+                    .value = {value, 1, 1, 1},
                     .decay = {none, 1, 1, 1}},
                    cache, {out, 1, 2, 1});
             CHECK((out == floats{infinity, infinity}));
@@ -317,8 +319,8 @@ doubles rounding_bounds(const text& x, const form<P>& f) {
         }
         for (int64 h = 0; h < x.dims.heads; ++h) {
             double square = 0;
-            for (const double e : f.say.phi(of.row_of(x.q, t, x.dims.query_heads,
-                                                      h / (x.dims.heads / x.dims.query_heads), x.features)))
+            for (const double e :
+                 f.say.phi(of.row_of(x.q, t, x.dims.query_heads, h / (x.dims.heads / x.dims.query_heads), x.features)))
                 square += e * e;
             const double mass = P::has_normaliser ? std::exp(double(lse[at(h)])) : 1;
             const doubles& read = f.say.update == words::bonus ? before : error;

@@ -44,8 +44,9 @@ TEST_CASE("random rows: a seed is a set of rows; blocks are orthogonal; lengths 
                 for (int64 a = 0; a < features; ++a) {
                     length = std::max(length, std::abs(dot(w, dim, features, a, a) / double(dim) - 1));
                     for (int64 b = a / dim * dim; b < a; ++b)
-                        crossed = std::max(crossed, std::abs(dot(w, dim, features, a, b)) /
-                                                        std::sqrt(dot(w, dim, features, a, a) * dot(w, dim, features, b, b)));
+                        crossed =
+                            std::max(crossed, std::abs(dot(w, dim, features, a, b)) /
+                                                  std::sqrt(dot(w, dim, features, a, a) * dot(w, dim, features, b, b)));
                 }
                 CHECK(crossed < 1e-6);
                 CHECK((length < 1e-6) == (norms == row_norms::root_dim));

@@ -33,7 +33,10 @@ struct kept_states {
     recurrent_state extents;
 
     explicit kept_states(const recurrent_state& s)
-        : matrix(numbers_of(s.matrix)), normaliser(numbers_of(s.normaliser)), memory(numbers_of(s.memory)), extents(s) {}
+        : matrix(numbers_of(s.matrix)),
+          normaliser(numbers_of(s.normaliser)),
+          memory(numbers_of(s.memory)),
+          extents(s) {}
     static input packed(const floats& x, const input& as) {
         return as.empty() ? input() : input(x.data(), as.tokens, as.heads, as.dim);
     }
@@ -60,9 +63,7 @@ template <class F>
 std::string refusal(F&& f) {
     try {
         f();
-    } catch (const error& e) {
-        return e.what();
-    }
+    } catch (const error& e) { return e.what(); }
     return "";
 }
 bool names(const std::string& sentence, std::initializer_list<const char*> parts) {
@@ -288,7 +289,8 @@ TEST_CASE("R22: the states of a hybrid are those of its linear part, and are set
                 for (int64 c = 0; c < 8; ++c) {
                     const double q = of(x.q, 4, t, h, c), phi = q > 0 ? q + 1 : std::exp(q);
                     mass += phi * detail::number_at(states.state().normaliser, kv, 0, c);
-                    for (int64 d = 0; d < 8; ++d) row[at(d)] += phi * detail::number_at(states.state().matrix, kv, c, d);
+                    for (int64 d = 0; d < 8; ++d)
+                        row[at(d)] += phi * detail::number_at(states.state().matrix, kv, c, d);
                 }
                 doubles expected;
                 for (const double e : row) expected.push_back(e / mass);
@@ -380,7 +382,8 @@ TEST_CASE("R24: what is kept in bfloat16 is S, rounded once a call; z and a map'
         // A read changes nothing, not even by rounding again.
         const auto before = narrow.save();
         floats row(x.row());
-        read(x.view(x.q, x.dims.query_heads, x.features, 0, 1), narrow, {row.data(), 1, x.dims.heads, x.dims.value_dim});
+        read(x.view(x.q, x.dims.query_heads, x.features, 0, 1), narrow,
+             {row.data(), 1, x.dims.heads, x.dims.value_dim});
         CHECK((narrow.save() == before));
     }
 }
@@ -407,8 +410,8 @@ TEST_CASE("R13: narrow states are forked, saved, moved and set like others, in h
         feed(cache, x, 10, {1, 7, 12}, out);
         for (kv_cache<P>* each : {&fork, &loaded, &set, &moved}) {
             feed(*each, x, 10, {1, 7, 12}, other);
-            CHECK(std::memcmp(other.data() + 10 * x.row(), out.data() + 10 * x.row(),
-                              20 * x.row() * sizeof(float)) == 0);
+            CHECK(std::memcmp(other.data() + 10 * x.row(), out.data() + 10 * x.row(), 20 * x.row() * sizeof(float)) ==
+                  0);
         }
         wide.state(cache.state());
         CHECK((numbers_of(wide.state().matrix) == numbers_of(cache.state().matrix)));
@@ -455,7 +458,8 @@ TEST_CASE("R4: narrow states are refused where they would not do") {
     CHECK(names(of(systems::deltanet{}, {.state = scalar::bf16}), {"no decay"}));
     const floats rows(8 * 5, .1f);
     CHECK(names(of(linear<favor>{{.features = 5, .weights = rows}}, {.state = scalar::bf16}), {"no decay"}));
-    CHECK(names(of(hybrid<sliding_window, linear<elu_plus_one>, log_sum_exp>{}, {.state = scalar::bf16}), {"no decay"}));
+    CHECK(
+        names(of(hybrid<sliding_window, linear<elu_plus_one>, log_sum_exp>{}, {.state = scalar::bf16}), {"no decay"}));
     CHECK(names(of(full{}, {.state = scalar::bf16}), {"keeps no state"}));
     CHECK(names(of(systems::gla{}, {.state = scalar::f16}), {"scalar::f32 or scalar::bf16"}));
     CHECK(names(of(systems::gla{}, {.state = scalar::i8}), {"scalar::f32 or scalar::bf16"}));

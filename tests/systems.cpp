@@ -180,5 +180,6 @@ TEST_CASE("R4: a scale is refused where rows are divided by their sum, in which 
         CHECK_THROWS_WITH(kv_cache(systems::katharopoulos{}, {.head_dim = 4}, {.scale = scale}),
                           Catch::Matchers::Contains("scale is ") && Catch::Matchers::Contains("cancels"));
     CHECK_THROWS_AS((kv_cache<linear<elu_plus_one, per_head_and_token>>({}, {.head_dim = 4}, {.scale = .5f})), error);
-    CHECK_NOTHROW(kv_cache(systems::lolcats{.window = {.window = 8}}, {.head_dim = 4}, {.scale = .5f}));  // the window's
+    CHECK_NOTHROW(
+        kv_cache(systems::lolcats{.window = {.window = 8}}, {.head_dim = 4}, {.scale = .5f}));  // the window's
 }

@@ -130,8 +130,8 @@ recurrent_plan plan_recurrent(cpu::arena memory, const call<P, E>* calls, int64 
         cpu::recurrent_call r = recurrent_call_of<Build>(calls[j], what);
         fill_recurrent_turns<Build>(memory, calls[j], r);
         if (plan.calls) ::new (static_cast<void*>(plan.calls + j)) cpu::recurrent_call(r);
-        const int64 floats = cpu::recurrent_scratch(calls[j].cache->policy, calls[j].cache->dims,
-                                                    calls[j].cache->options.state);
+        const int64 floats =
+            cpu::recurrent_scratch(calls[j].cache->policy, calls[j].cache->dims, calls[j].cache->options.state);
         plan.scratch_bytes = larger(plan.scratch_bytes, round_up(floats * static_cast<int64>(sizeof(float)), 64));
     }
     plan.scratch = memory.take<std::byte>(plan.workers * plan.scratch_bytes);

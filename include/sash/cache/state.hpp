@@ -194,7 +194,8 @@ int64 bytes(const state_store& store) {
 template <class Build>
 bool can_rollback(const state_store& store, int64 n) {
     if (n < 0 || n > store.length) return false;
-    return n == 0 || (n == store.length && !store.was_set) || store.length - n >= larger(store.floor, store.length - store.slack);
+    return n == 0 || (n == store.length && !store.was_set) ||
+           store.length - n >= larger(store.floor, store.length - store.slack);
 }
 
 /// Takes the last n tokens back; `can_rollback(n)` holds. Allocates nothing, cannot fail.
@@ -247,7 +248,8 @@ recurrent_state view_of_states(const state_store& s) {
         made.matrix = input(reinterpret_cast<const bfloat16*>(s.data), s.states, s.features, s.value_dim,
                             to_next * (int64{sizeof(float)} / bytes_of(s.element)), to_row);
     else
-        made.matrix = input(is_empty ? &all_zero : s.data, s.states, s.features, s.value_dim, to_next, to_row, !is_empty);
+        made.matrix =
+            input(is_empty ? &all_zero : s.data, s.states, s.features, s.value_dim, to_next, to_row, !is_empty);
     const auto row = [&](const float* first, int64 n) {
         return input(is_empty ? &all_zero : first, s.states, 1, n, to_next, 0, !is_empty);
     };
@@ -367,7 +369,8 @@ bool load(state_store& store, const std::byte* from, std::size_t size) {
     saved_state head;
     if (size < sizeof head) return false;
     std::memcpy(&head, from, sizeof head);
-    constexpr int64 most_slack = int64{1} << 40, most_length = most_tokens_of_states;  // sums of these stay inside 64 bits
+    constexpr int64 most_slack = int64{1} << 40;  // sums of lengths and these stay inside 64 bits
+    constexpr int64 most_length = most_tokens_of_states;
     if (head.length < 0 || head.length > most_length || head.floor < 0 || head.floor > head.length) return false;
     if (head.slack < 0 || head.slack > most_slack || (head.was_set & 1) != head.was_set) return false;
     const int64 most_logged = head.slack > 0 ? head.slack + log_stride : 0;

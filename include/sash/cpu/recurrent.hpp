@@ -347,9 +347,9 @@ void advance_column(const detail::state_store& store, float* state, bool writes,
         const written_token& w = b.token[t];
         column_token token;
         if (writes) token = {w.key, w.alphas, w.numbers[detail::entry_alpha], w.value[0]};
-        step_column<Build, Step::reads_first>(
-            state, store.features, writes ? &token : nullptr, b.query + t * b.rows * store.feature_pitch,
-            store.feature_pitch, b.rows, b.numerator + t * b.rows * store.value_pitch, store.value_pitch);
+        step_column<Build, Step::reads_first>(state, store.features, writes ? &token : nullptr,
+                                              b.query + t * b.rows * store.feature_pitch, store.feature_pitch, b.rows,
+                                              b.numerator + t * b.rows * store.value_pitch, store.value_pitch);
     }
 }
 
@@ -397,7 +397,8 @@ void advance_state(const detail::state_store& store, float* state, const token_b
     if constexpr (corrects<P>) {
         constexpr int64 width = columns_at_once<Number>;
         for (int64 column = 0; column < store.value_pitch; column += width)
-            correct_columns<Build, P, Number>(store, state, b, column, detail::smaller(width, store.value_pitch - column));
+            correct_columns<Build, P, Number>(store, state, b, column,
+                                              detail::smaller(width, store.value_pitch - column));
     } else if (store.is_column) {
         advance_column<Build, step_of<P>>(store, state, true, b);
     } else {
@@ -669,8 +670,8 @@ bool scans_in_place(const recurrent_task<P>& at) {
     const recurrent_call& c = at.call;
     const detail::state_store& store = at.store;
     return store.is_column && store.log_tokens == 0 && store.element == scalar::f32 &&
-           store.features == store.feature_pitch && at.heads.readers == 1 && c.reads && c.writes && c.turns == nullptr &&
-           is_ready(c.query) && is_ready(c.key) && is_ready(c.decay);
+           store.features == store.feature_pitch && at.heads.readers == 1 && c.reads && c.writes &&
+           c.turns == nullptr && is_ready(c.query) && is_ready(c.key) && is_ready(c.decay);
 }
 
 /// Tokens [first, last) of such a call.
@@ -678,7 +679,8 @@ template <class Build, class P>
 void scan_in_place(const recurrent_task<P>& at, int64 first, int64 last) {
     const shape& s = at.dims;
     const recurrent_call& c = at.call;
-    const int64 key_head = at.heads.of_state(at.state, s.key_heads), value_head = at.heads.of_state(at.state, s.value_heads),
+    const int64 key_head = at.heads.of_state(at.state, s.key_heads),
+                value_head = at.heads.of_state(at.state, s.value_heads),
                 gate_head = at.heads.of_state(at.state, s.gate_heads),
                 query_head = at.heads.of_output(at.state, s.query_heads);
     constexpr int64 heads_ahead = 4;  // a round comes back to a token's decays with the next state
@@ -686,9 +688,9 @@ void scan_in_place(const recurrent_task<P>& at, int64 first, int64 last) {
         const auto row = [t](const input& x, int64 head) { return static_cast<const float*>(x.at(t, head)); };
         const float* g = row(c.decay, gate_head);
         prefetch(g + heads_ahead * c.decay.head_stride);
-        const float out = c.scale * scan_column<Build>(at.store.state(at.state), at.store.features, row(c.key, key_head),
-                                                       detail::number_at(c.value, t, value_head), g,
-                                                       row(c.query, query_head));
+        const float out =
+            c.scale * scan_column<Build>(at.store.state(at.state), at.store.features, row(c.key, key_head),
+                                         detail::number_at(c.value, t, value_head), g, row(c.query, query_head));
         write_row<Build>(c.out, t, at.state, &out);
     }
 }

@@ -204,8 +204,8 @@ SASH_INLINE lane_mask is_nonfinite(floats x) {
 SASH_INLINE float sum_of_lanes(floats x) {
 #if defined(__SSE2__)
 #if defined(__AVX512F__)
-    const __m256 eight = _mm256_add_ps(
-        _mm512_castps512_ps256(x), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)));
+    const __m256 eight =
+        _mm256_add_ps(_mm512_castps512_ps256(x), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)));
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
 #elif defined(__AVX__)
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
