@@ -466,7 +466,8 @@ private:
 /// is not scaled; it is kept apart in one more feature, 1 in keys and epsilon / sqrt(m) · sum_r phi_r in queries, so
 /// there are m + 1.
 ///
-/// Rows are a checkpoint's, or made by favor_rows (random_rows.hpp). `epsilon` is 1e-4 in lucidrains's code, 1e-6 as Google's constructs it; the difference is not small.
+/// Rows are a checkpoint's, or made by favor_rows (random_rows.hpp). `epsilon` is 1e-4 in lucidrains's code, 1e-6 as
+/// Google's constructs it; the difference is not small.
 /// Source: Choromanski et al. 2020, "Rethinking attention with performers", section 2.3 and lemma 1.
 struct favor {
     int64 features = 0;                   ///< m

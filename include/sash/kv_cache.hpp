@@ -123,7 +123,7 @@ public:
         return {data_.auxiliary.data, static_cast<std::size_t>(data_.auxiliary.size)};
     }
 
-    // ---------------------------------------------------------------------------------------------- the states of a recurrent policy
+    // ------------------------------------------------------------------------------------- the states of a recurrent policy
 
     /// The states as they are, for policies that keep some (of a hybrid, those of its linear part): views of the cache's
     /// memory, of floats or, by storage.state, bfloat16. They are good until the cache changes. Allocates nothing.
@@ -178,8 +178,8 @@ public:
         return file;
     }
     /// Becomes the saved cache; the file may be longer: the number of bytes used is returned, so that layers can lie behind each
-    /// other. Damaged bytes, or those of a cache with another policy, shape or options, are refused; this cache stays as it was. (A
-    /// recurrent policy takes states that were saved with another rollback_slack: exact, but without the way back.)
+    /// other. Damaged bytes, or those of a cache with another policy, shape or options, are refused; this cache stays as it was.
+    /// (A recurrent policy takes states that were saved with another rollback_slack: exact, but without the way back.)
     SASH_INLINE std::size_t load(std::span<const std::byte> file) {
         const std::size_t used = detail::check_file<build_>(data_, file);
         kv_cache fresh = empty_copy();

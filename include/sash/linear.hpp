@@ -127,7 +127,8 @@ inline constexpr bool one_of = (std::is_same_v<T, Choices> || ...);
 /// state and each head.
 ///
 /// However the tokens are cut into calls the bits are the same, and a rollback is exact to the bit. The states can be looked
-/// at and set (kv_cache::state), and kept in bfloat16 where something is forgotten (storage.state).
+/// at and set (kv_cache::state); where something is forgotten they can be kept in bfloat16 (storage.state), whose roundings
+/// depend on the cut.
 ///
 /// There are as many states as the largest of key, value, gate and key map heads; output head h reads state
 /// h / (heads / states).

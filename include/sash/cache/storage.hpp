@@ -16,9 +16,9 @@ struct storage {
     /// What recurrent states are kept in: f32, or bf16 where the policy has a decay. S takes half the memory, and decoding
     /// half the traffic; arithmetic is fp32 all the same, and the sums that divide stay fp32. S is rounded to nearest after
     /// each call, and within a long one now and then, so bits depend on the cut. A rounding is an error of at most 2^-9 of
-    /// each number (below 2^-126 of the number), which the state forgets like the number itself: with a decay of at most
-    /// alpha from one to the next they sum up to at most 2^-9 / (1 - alpha) of the largest norm that the state has had.
-    /// Not with rollback_slack.
+    /// each number (those below 2^-126 may become 0), which the state forgets like the number itself: with factors of at
+    /// most alpha from one to the next they sum up to at most 2^-9 / (1 - alpha) of the largest norm that the state has
+    /// had. Not with rollback_slack.
     scalar state = scalar::f32;
 };
 

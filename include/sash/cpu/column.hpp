@@ -5,8 +5,7 @@
 ///
 ///     s = alpha ⊙ s + phi(k) v        out_r = Σ_f phi(q_r)_f s_f
 ///
-/// Each number sees the operations of the general pass in the same order, one rounding apart: alpha s is rounded, then
-/// phi(k) v is added by a multiply-add. The sum over the features is a sum of registers, then of lanes.
+/// A sum over the features is one of registers, then of their lanes.
 #include <sash/cpu/simd.hpp>
 
 namespace sash::cpu {
