@@ -315,6 +315,7 @@ TEST_CASE("feature map: SiLU, softmax over the dims, unit vectors") {
         check_row(sash::l2_normalised<>{}, x, unit, 1e-6);
         check_row(sash::l2_normalised<sash::silu>{}, x, unit_silu, 1e-6);
         CHECK(row_on_cpu<operand::key>(sash::normalised_by_caller{}, x) == x);
+        CHECK(sash::normalised_by_caller{}(x[0]) == x[0]);
     }
     CHECK(row_on_cpu<operand::key>(sash::l2_normalised<>{}, {0, 0, 0}) == floats{0, 0, 0});
     const floats far = row_on_cpu<operand::query>(sash::softmax_dim{}, {300, 0, -300});

@@ -36,10 +36,30 @@ struct words {
     double scale = 1;
 };
 
+// States that a sequence begins with: S [states, F, V] and z [states, F].
+struct beginning {
+    int64 states, features, dim;
+    floats S, z;
+
+    template <class P>
+    beginning(std::mt19937& random, const P& policy, const shape& s)
+        : states(policy.states(s)), features(s.key_dim), dim(s.value_dim) {
+        std::normal_distribution<float> normal;
+        for (int64 i = 0; i < states * features * dim; ++i) S.push_back(normal(random));
+        for (int64 i = 0; i < states * features; ++i) z.push_back(.1f + std::abs(normal(random)));
+    }
+    recurrent_state view(bool divides, int64 length = 0) const {
+        recurrent_state v{.matrix = {S, states, features, dim}, .length = length};
+        if (divides) v.normaliser = {z, states, 1, features};
+        return v;
+    }
+};
+
 // Row by row, element by element, with a state S[c][j] that is written as the equations of each rule say.
 struct oracle {
     const text& x;
     words w;
+    const beginning* start = nullptr;
 
     doubles row_of(const floats& from, int64 t, int64 heads, int64 h, int64 dim) const {
         const auto begin = from.begin() + static_cast<std::ptrdiff_t>((t * heads + h) * dim);
@@ -70,6 +90,11 @@ struct oracle {
         const int64 gate = of(s.gate_heads);
         std::vector<doubles> S(at(F), doubles(at(V)));
         doubles z(at(F));
+        const int64 state = start ? of(start->states) : 0;
+        for (int64 c = 0; c < F && start; ++c) {
+            z[at(c)] = start->z[at(state * F + c)];
+            for (int64 j = 0; j < V; ++j) S[at(c)][at(j)] = start->S[at((state * F + c) * V + j)];
+        }
         for (int64 t = 0; t < x.tokens; ++t) {
             const doubles q = w.phi(row_of(x.q, t, s.query_heads, of(s.query_heads), F)),
                           k = w.phi(row_of(x.k, t, s.key_heads, of(s.key_heads), F)),
@@ -169,6 +194,9 @@ const shape grouped_values{
     .heads = 4, .head_dim = 16, .query_heads = 2, .key_heads = 2, .value_heads = 4, .gate_heads = 4};
 const shape gates_of_queries{.heads = 10, .kv_heads = 1, .key_dim = 33, .value_dim = 80, .gate_heads = 2};
 const shape many_readers{.heads = 7, .kv_heads = 1, .key_dim = 5, .value_dim = 130};
+const shape columns{.heads = 6, .kv_heads = 3, .key_dim = 16, .value_dim = 1};
+const shape long_columns{.heads = 14, .kv_heads = 2, .key_dim = 37, .value_dim = 1};
+const shape scanned{.heads = 12, .key_dim = 32, .value_dim = 1, .query_heads = 1, .key_heads = 1};
 
 }  // namespace
 
@@ -177,7 +205,7 @@ const shape many_readers{.heads = 7, .kv_heads = 1, .key_dim = 5, .value_dim = 1
 TEST_CASE("R22: every decay with every update is its equation, in one call and in any cut, to the bit") {
     const unsigned seed = GENERATE(501u, 502u);
     std::mt19937 random(seed);
-    for (const shape& dims : {grouped, grouped_values, gates_of_queries, many_readers})
+    for (const shape& dims : {grouped, grouped_values, gates_of_queries, many_readers, columns, long_columns, scanned})
         for_each_form([&]<class P>(const form<P>& f) {
             const text x(random, dims, 57 + random() % 80);  // one to three rounds
             CAPTURE(seed, f.name, x.tokens, dims.heads);
@@ -196,6 +224,137 @@ TEST_CASE("R22: every decay with every update is its equation, in one call and i
             floats stateless = unwritten(x);
             attend(policy, x.slice<P>(0, x.tokens), x.rows(stateless, 0, x.tokens));
             CHECK(same_bits(stateless, whole));
+        });
+}
+
+TEST_CASE("R22: a sequence that begins with states goes on from them, in every form and any cut") {
+    const unsigned seed = GENERATE(521u, 522u);
+    std::mt19937 random(seed);
+    for (const shape& dims : {grouped, grouped_values, many_readers, long_columns, scanned})
+        for_each_form([&]<class P>(const form<P>& f) {
+            const text x(random, dims, 57 + random() % 80);
+            CAPTURE(seed, f.name, x.tokens, dims.heads);
+            const P policy = f.make(x);
+            const beginning start(random, policy, x.dims);
+            const doubles expected = oracle{x, f.say, &start}.rows();
+            CHECK(far_apart(oracle{x, f.say}.rows(), expected, 1e-3) != "");  // it matters
+            floats whole = unwritten(x);
+            kv_cache<P> one(policy, dims);
+            one.state(start.view(f.say.divides));
+            feed(one, x, 0, x.tokens, whole);
+            CHECK(far_apart(whole, expected, 1e-5) == "");
+            CHECK(one.length() == x.tokens);
+            for (const positions& cut : {positions(at(x.tokens), 1), random_cut(random, x.tokens)}) {
+                kv_cache<P> parts(policy, dims);
+                floats out = unwritten(x);
+                append(x.slice<P>(0, 9), parts);  // forgotten again
+                parts.state(start.view(f.say.divides));
+                feed(parts, x, 0, cut, out);
+                CHECK(same_bits(out, whole));
+            }
+        });
+}
+
+TEST_CASE("R8: a selective scan has the same bits wherever its rows lie, and where tokens are logged") {
+    std::mt19937 random(523);
+    using P = systems::mamba;
+    const text x(random, scanned, 90);
+    kv_cache<P> plain({}, x.dims), logged({}, x.dims, {}, {.rollback_slack = 30}), strided = plain.empty_copy();
+    floats out = unwritten(x), other = out, strewn = out;
+    feed(plain, x, 0, {1, 70, 19}, out);
+    feed(logged, x, 0, {40, 1, 49}, other);
+    CHECK(same_bits(out, other));
+    logged.rollback(30);
+    feed(logged, x, 60, 30, other);
+    CHECK(same_bits(out, other));
+    floats keys(x.k.size() * 2);
+    for (std::size_t i = 0; i < x.k.size(); ++i) keys[2 * i] = x.k[i];
+    tokens_of<P> in = x.slice<P>(0, 90);
+    in.key = input(keys, 90, 1, 32, 64, 64, 2);
+    attend(in, strided, x.rows(strewn, 0, 90));
+    CHECK(same_bits(out, strewn));
+}
+
+TEST_CASE("R23: nothing is written behind the features of a column, not even by an infinity") {
+    const float infinity = std::numeric_limits<float>::infinity();
+    for (const int64 features : {5, 16, 21}) {
+        const shape dims{.heads = 2, .kv_heads = 1, .key_dim = features, .value_dim = 1};
+        const floats ones(at(2 * features), 1.0f), value{infinity}, none{0.0f};
+        kv_cache<systems::simple_gla> cache({}, dims);
+        floats out(2);
+        for (int i = 0; i < 2; ++i) {
+            attend({.query = {ones, 1, 2, features},
+                    .key = {ones, 1, 1, features},
+                    .value = {value, 1, 1, 1},
+                    .decay = {none, 1, 1, 1}},
+                   cache, {out, 1, 2, 1});
+            CHECK((out == floats{infinity, infinity}));
+        }
+    }
+}
+
+// What rounding the states to bfloat16 after every token may do to each row at most. Updates of all forms here are
+// contractions of a state's columns, by no more than the largest alpha: e_t = alpha e_(t-1) + 2^-9 |S_t| bounds the
+// Frobenius norm of a state's error, and e_t |phi(q)| that of a row.
+template <class P>
+doubles rounding_bounds(const text& x, const form<P>& f) {
+    kv_cache<P> exact(f.make(x), x.dims);
+    const int64 states = exact.state().matrix.tokens;
+    doubles error(at(states)), bounds;
+    floats row(x.row()), lse(at(x.dims.heads));
+    const oracle of{x, f.say};
+    for (int64 t = 0; t < x.tokens; ++t) {
+        options how;
+        if (P::has_normaliser) how.lse = lse;
+        attend(x.slice<P>(t, 1), exact, {row.data(), 1, x.dims.heads, x.dims.value_dim}, how);
+        const input S = exact.state().matrix;
+        const doubles before = error;
+        for (int64 s = 0; s < states; ++s) {
+            double square = 0, alpha = 0;
+            for (int64 c = 0; c < S.heads; ++c) {
+                for (int64 j = 0; j < S.dim; ++j) square += std::pow(double(detail::number_at(S, s, c, j)), 2);
+                alpha = std::max(alpha, of.alpha(t, s / (states / x.dims.gate_heads), c));
+            }
+            error[at(s)] = alpha * error[at(s)] + std::sqrt(square) / 512;
+        }
+        for (int64 h = 0; h < x.dims.heads; ++h) {
+            double square = 0;
+            for (const double e :
+                 f.say.phi(of.row_of(x.q, t, x.dims.query_heads, h / (x.dims.heads / x.dims.query_heads), x.features)))
+                square += e * e;
+            const double mass = P::has_normaliser ? std::exp(double(lse[at(h)])) : 1;
+            const doubles& read = f.say.update == words::bonus ? before : error;
+            bounds.push_back(std::sqrt(square) * read[at(h / (x.dims.heads / states))] / mass);
+        }
+    }
+    return bounds;
+}
+
+TEST_CASE("R24: states kept in bfloat16 are off by no more than their roundings, in every form that forgets") {
+    const unsigned seed = GENERATE(531u, 532u);
+    std::mt19937 random(seed);
+    for (const shape& dims : {grouped, grouped_values, long_columns})
+        for_each_form([&]<class P>(const form<P>& f) {
+            if constexpr (!std::is_same_v<decltype(P::decay), no_decay>) {
+                const text x(random, dims, 57 + random() % 80);
+                CAPTURE(seed, f.name, x.tokens, dims.heads);
+                const doubles expected = oracle{x, f.say}.rows(), bounds = rounding_bounds(x, f);
+                kv_cache<P> decoded(f.make(x), x.dims, {}, {.state = scalar::bf16}), whole = decoded.empty_copy();
+                CHECK(decoded.state().matrix.type == scalar::bf16);
+                floats out = unwritten(x), rows = unwritten(x);
+                feed(decoded, x, 0, positions(at(x.tokens), 1), out);
+                feed(whole, x, 0, x.tokens, rows);
+                double largest = 0, worst = 0, most = 0;  // of all rows; an error; an error in its bound
+                for (const double e : expected) largest = std::max(largest, std::abs(e));
+                for (std::size_t i = 0; i < expected.size(); ++i)
+                    for (const float got : {out[i], rows[i]}) {
+                        const double off = std::abs(double(got) - expected[i]);
+                        worst = std::max(worst, off / largest);
+                        most = std::max(most, off / (1.01 * bounds[i / at(x.dims.value_dim)] + 1e-5 * largest));
+                    }
+                CHECK(most <= 1);
+                CHECK(worst > 1e-5);  // they were rounded
+            }
         });
 }
 

@@ -50,11 +50,14 @@ void check_against_reference(const P& policy, const sequence& s) {
 template <class P>
 void check_padding(const layer<P>& l, const sash::shape& dims) {
     const sash::detail::state_store& store = l.store();
+    const bool is_column = store.is_column;  // then S is one row of features
+    const int64 rows = is_column ? 1 : store.features, width = is_column ? store.features : dims.value_dim;
+    const int64 pitch = is_column ? store.feature_pitch : store.value_pitch;
+    CHECK(is_column == (dims.value_dim == 1 && !sash::cpu::corrects<P>));
     bool zero = true;
     for (int64 state = 0; state < store.states; ++state)
-        for (int64 f = 0; f < store.features; ++f)
-            for (int64 d = dims.value_dim; d < store.value_pitch; ++d)
-                zero = zero && store.state(state)[f * store.value_pitch + d] == 0;
+        for (int64 r = 0; r < rows; ++r)
+            for (int64 i = width; i < pitch; ++i) zero = zero && store.state(state)[r * pitch + i] == 0;
     CHECK(zero);
 }
 

@@ -172,4 +172,14 @@ TEST_CASE("systems: the scale is 1 / sqrt(key_dim), or 1, unless the scores say"
     CHECK(first_row(systems::mamba2{}, {}) == 4);
     CHECK(first_row(systems::mamba2{}, {.scale = .25f}) == 1);
     CHECK(first_row(systems::katharopoulos{}, {}) == 1);
+    CHECK(first_row(systems::katharopoulos{}, {.scale = 1}) == 1);
+}
+
+TEST_CASE("R4: a scale is refused where rows are divided by their sum, in which it cancels") {
+    for (const float scale : {.5f, -1.0f, 2.0f})
+        CHECK_THROWS_WITH(kv_cache(systems::katharopoulos{}, {.head_dim = 4}, {.scale = scale}),
+                          Catch::Matchers::Contains("scale is ") && Catch::Matchers::Contains("cancels"));
+    CHECK_THROWS_AS((kv_cache<linear<elu_plus_one, per_head_and_token>>({}, {.head_dim = 4}, {.scale = .5f})), error);
+    CHECK_NOTHROW(
+        kv_cache(systems::lolcats{.window = {.window = 8}}, {.head_dim = 4}, {.scale = .5f}));  // the window's
 }

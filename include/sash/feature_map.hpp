@@ -96,14 +96,9 @@ struct identity {
 
 /// phi(x) = x, for keys that the caller has made unit vectors already: the delta rule takes it. Keys that are not make
 /// the state grow without bound.
-struct normalised_by_caller {
-    static constexpr bool non_negative = false;
+struct normalised_by_caller : identity {
     static constexpr bool unit_keys = true;
 
-    template <class N>
-    SASH_INLINE constexpr N operator()(N x) const {
-        return x;
-    }
     friend constexpr bool operator==(const normalised_by_caller&, const normalised_by_caller&) = default;
 };
 
@@ -471,7 +466,8 @@ private:
 /// is not scaled; it is kept apart in one more feature, 1 in keys and epsilon / sqrt(m) · sum_r phi_r in queries, so
 /// there are m + 1.
 ///
-/// `epsilon` is 1e-4 in lucidrains's code, 1e-6 as Google's constructs it; the difference is not small.
+/// Rows are a checkpoint's, or made by favor_rows (random_rows.hpp). `epsilon` is 1e-4 in lucidrains's code, 1e-6 as
+/// Google's constructs it; the difference is not small.
 /// Source: Choromanski et al. 2020, "Rethinking attention with performers", section 2.3 and lemma 1.
 struct favor {
     int64 features = 0;                   ///< m

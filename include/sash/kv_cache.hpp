@@ -29,7 +29,7 @@ struct access {  // lets the verb see the inside of a cache
 /// A cache is a value. A copy is a fork: full segments of a growing cache are shared, a ring or a state is copied. A move is
 /// noexcept and leaves an empty cache of the same shape. `Element` is float, float16, bfloat16 or int8_rows: key and value
 /// are rounded to it when they are stored, and everybody, the newest token included, reads the rounded number. A recurrent
-/// policy keeps its state in fp32 whatever the element.
+/// policy keeps its state in fp32 whatever the element, or in what storage.state says.
 ///
 /// Errors: sash::error for a shape, policy, score or storage option that cannot be, naming it; std::bad_alloc. A failed call
 /// leaves the cache as it was. Distinct caches may be used from distinct threads; const members of one cache too.
@@ -42,6 +42,7 @@ class kv_cache {
                       std::is_same_v<Element, bfloat16> || std::is_same_v<Element, int8_rows>,
                   "sash: Element must be float, sash::float16, sash::bfloat16 or sash::int8_rows");
     using build_ = build::here;
+    static constexpr bool has_state_ = recurrent_policy<Policy> || hybrid_policy<Policy>;
 
 public:
     using policy_type = Policy;
@@ -122,6 +123,28 @@ public:
         return {data_.auxiliary.data, static_cast<std::size_t>(data_.auxiliary.size)};
     }
 
+    // ------------------------------------------------------------------------------------- the states of a recurrent policy
+
+    /// The states as they are, for policies that keep some (of a hybrid, those of its linear part): views of the cache's
+    /// memory, of floats or, by storage.state, bfloat16. They are good until the cache changes. Allocates nothing.
+    SASH_INLINE recurrent_state state() const {
+        static_assert(has_state_, "sash: this policy keeps no state: only linear<…> and hybrid<…> do");
+        return detail::view_of_states<build_>(detail::states_of(data_.store));
+    }
+    /// Begins from states that come from elsewhere: another cache, another program, a learned initial state. What was held
+    /// is forgotten; the next token stands at position `of.length`. Views of any type and strides; they must not be of this
+    /// cache's memory in another order. There is no rollback to before this point.
+    ///
+    /// Of a hybrid only the states are set; its window stays, and with it how many tokens the states stand for: `of.length`
+    /// must be what state().length is.
+    ///
+    /// Cost: a copy. Allocates one row. Errors: sash::error for extents or a length that cannot be, before anything is
+    /// written.
+    SASH_INLINE void state(const recurrent_state& of) {
+        static_assert(has_state_, "sash: this policy keeps no state: only linear<…> and hybrid<…> do");
+        detail::set_states_of_cache<build_>(data_, of);
+    }
+
     // --------------------------------------------------------------------------------------------------------- going back in time
 
     /// Can the last `count` tokens be taken back, so that nothing shows they were ever there? Always for a growing cache; for
@@ -156,6 +179,7 @@ public:
     }
     /// Becomes the saved cache; the file may be longer: the number of bytes used is returned, so that layers can lie behind each
     /// other. Damaged bytes, or those of a cache with another policy, shape or options, are refused; this cache stays as it was.
+    /// (A recurrent policy takes states that were saved with another rollback_slack: exact, but without the way back.)
     SASH_INLINE std::size_t load(std::span<const std::byte> file) {
         const std::size_t used = detail::check_file<build_>(data_, file);
         kv_cache fresh = empty_copy();

@@ -74,7 +74,8 @@ struct diagonal_plus_low_rank {
 // What a read is divided by.
 
 /// phi(q)·z with z = sum of the decayed phi(k): an ordinary weighted mean of values. The divisor can be kept away from
-/// zero, in the way of the code that a model was trained with: max(phi(q)·z + epsilon, least).
+/// zero, in the way of the code that a model was trained with: max(phi(q)·z + epsilon, least). A scale would cancel, so
+/// `score.scale` is refused.
 struct sum {
     float epsilon = 0;
     float least = 0;
@@ -125,7 +126,9 @@ inline constexpr bool one_of = (std::is_same_v<T, Choices> || ...);
 /// stays for ever: a state cannot forget it. Memory is constant; the work of a token is features · value_dim for each
 /// state and each head.
 ///
-/// However the tokens are cut into calls the bits are the same, and a rollback is exact to the bit.
+/// However the tokens are cut into calls the bits are the same, and a rollback is exact to the bit. The states can be looked
+/// at and set (kv_cache::state); where something is forgotten they can be kept in bfloat16 (storage.state), whose roundings
+/// depend on the cut.
 ///
 /// There are as many states as the largest of key, value, gate and key map heads; output head h reads state
 /// h / (heads / states).
@@ -242,9 +245,13 @@ struct state_heads {
     int64 readers = 1;  ///< output heads that read one state: state s serves [s · readers, (s + 1) · readers)
 
     /// The head of an operand with `count` heads that state s is written with.
-    SASH_INLINE constexpr int64 of_state(int64 s, int64 count) const { return s / (states / count); }
+    SASH_INLINE constexpr int64 of_state(int64 s, int64 count) const {
+        return count == 1 ? 0 : count == states ? s : s / (states / count);  // without a division where that can be
+    }
     /// The head of an operand with `count` heads that output head h is read with.
-    SASH_INLINE constexpr int64 of_output(int64 h, int64 count) const { return h / (states * readers / count); }
+    SASH_INLINE constexpr int64 of_output(int64 h, int64 count) const {
+        return count == 1 ? 0 : count == states * readers ? h : h / (states * readers / count);
+    }
 };
 
 template <recurrent_policy P>

@@ -130,7 +130,8 @@ recurrent_plan plan_recurrent(cpu::arena memory, const call<P, E>* calls, int64 
         cpu::recurrent_call r = recurrent_call_of<Build>(calls[j], what);
         fill_recurrent_turns<Build>(memory, calls[j], r);
         if (plan.calls) ::new (static_cast<void*>(plan.calls + j)) cpu::recurrent_call(r);
-        const int64 floats = cpu::recurrent_scratch(calls[j].cache->policy, calls[j].cache->dims);
+        const int64 floats =
+            cpu::recurrent_scratch(calls[j].cache->policy, calls[j].cache->dims, calls[j].cache->options.state);
         plan.scratch_bytes = larger(plan.scratch_bytes, round_up(floats * static_cast<int64>(sizeof(float)), 64));
     }
     plan.scratch = memory.take<std::byte>(plan.workers * plan.scratch_bytes);
@@ -150,7 +151,7 @@ void perform_recurrent(const call<P, E>* calls, int64 count, verb what, const ru
         const state_store& s = calls[j].cache->store;
         plan.first_task[j + 1] = plan.first_task[j] + s.states;
         const int64 tokens = tokens_in<P>(*calls[j].tokens, what);
-        work += tokens * s.states * s.state_floats;
+        work += tokens * s.states * larger(s.state_floats, 256);  // a small state takes some 20 ns all the same
         most_tokens = larger(most_tokens, tokens);
     }
     const int64 workers = work < 1 << 16 ? 1 : plan.workers;

@@ -99,6 +99,7 @@ struct random_case {
             if (!c.is(test::policy::hedgehog)) c.h2 = c.features = c.maps = c.biases = 0;
             if (c.maps == 0) c.features = c.biases = 0;
             if (!c.normalised()) c.no_lse = 1;
+            if (c.normalised()) c.scale = 0;  // it would cancel, and is refused
             c.ahead = 0;  // a state is read where it stands
             if (c.is(test::form::no_cache)) c.queries = std::min(c.queries, c.tokens);
         }

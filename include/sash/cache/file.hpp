@@ -111,7 +111,7 @@ struct file_header {
     char magic[8];
     std::uint64_t bytes, fingerprint;
 };
-inline constexpr char file_magic[8] = {'s', 'a', 's', 'h', 'k', 'v', '0', '1'};
+inline constexpr char file_magic[8] = {'s', 'a', 's', 'h', 'k', 'v', '0', '2'};
 
 template <class Build, class P, class E>
 std::uint64_t fingerprint_of(const cache_data<P, E>& c) {
@@ -129,7 +129,9 @@ std::uint64_t fingerprint_of(const cache_data<P, E>& c) {
     f.add(static_cast<std::uint64_t>(storage_name<E>));
     f.add(&c.dims, sizeof c.dims);
     f.add(static_cast<std::uint64_t>(c.options.auxiliary));
-    f.add(static_cast<std::uint64_t>(c.options.rollback_slack));
+    if constexpr (!recurrent_policy<P>)  // states come without their history where the slack is another
+        f.add(static_cast<std::uint64_t>(c.options.rollback_slack));
+    f.add(static_cast<std::uint64_t>(c.options.state));
     add_score<Build>(f, c.scores, c.dims.heads);
     return f.value;
 }

@@ -65,6 +65,9 @@ void check_score(const P& p, const shape& dims, const score& s) {
     check_rotary<Build>(s.rotary, dims.key_dim);
     if constexpr (recurrent_policy<P>) {
         require<Build>(s.soft_cap == 0, "soft_cap is ", s.soft_cap, ", but a linear policy has no scores to cap");
+        require<Build>(s.scale == 0 || s.scale == 1 || !P::has_normaliser, "scale is ", s.scale,
+                       ", but the rows of this policy are divided by their sum, in which a scale cancels: it must be 0 "
+                       "(not said) or 1");
         require<Build>(s.alibi.empty() && s.sink_logits.empty() && !s.custom,
                        "a linear policy has no scores: alibi, sink_logits and custom must be empty");
     } else {

@@ -2,10 +2,13 @@
 /// \file
 /// The recurrent states of one cache, and what it takes to roll them back.
 ///
-///     state    [states][ S [features][value_pitch] | z [feature_pitch] | memory ]     z with a normaliser, memory where
-///                                                                     the feature map has one; padding is zero
+///     state    [states][ S | z [feature_pitch] | memory ]             z with a normaliser, memory where the feature map
+///                                                                     has one; padding is zero
 ///     base     the same once more, some tokens ago                    only with rollback_slack
 ///     log      [states][log_tokens][ entry ]                          what the tokens since then wrote: a ring
+///
+/// S is [features][value_pitch]; or, where values are one number each and tokens are only added, [feature_pitch]: its one
+/// column lies in the lanes. S is fp32, or bfloat16 by `storage.state`; z and memory are fp32.
 ///
 /// An entry is all that a token does to one state, so that it can be done again:
 ///
@@ -17,9 +20,23 @@
 /// the log replayed up to the new length. The same operations in the same order give the same bits as if the tokens had
 /// never come. The base moves up in strides of several tokens, so that it costs decode little bandwidth.
 #include <sash/cache/storage.hpp>
+#include <sash/cpu/rows.hpp>
 #include <sash/linear.hpp>
 
 #include <cstring>
+
+namespace sash {
+
+/// The recurrent states of one sequence, as a cache shows them and takes them: S, z, and how far they have come. The views
+/// are of memory that somebody else owns.
+struct recurrent_state {
+    input matrix = {};      ///< S [states, features, value_dim]; output head h reads state h / (heads / states)
+    input normaliser = {};  ///< z [states, 1, features], where the policy has the normaliser `sum`; else empty
+    input memory = {};      ///< [states, 1, numbers], where the feature map keeps some (favor: 2); else empty
+    int64 length = 0;       ///< tokens that the states stand for: the position of the next one
+};
+
+}  // namespace sash
 
 namespace sash::detail {
 
@@ -41,6 +58,10 @@ struct entry_rows {
     static constexpr int count = decays_by_channel + looks_up + update::needs_vectors;
 };
 
+/// Does a policy forget by itself, so that states in bfloat16 lose little? What its feature map rescales does not count.
+template <recurrent_policy P>
+inline constexpr bool forgets = !std::is_same_v<decltype(P::decay), no_decay>;
+
 }  // namespace sash::detail
 
 namespace sash::cpu {
@@ -55,6 +76,7 @@ namespace sash::detail {
 
 inline constexpr int64 state_padding = 16;  // floats: rows start on cache lines, whatever the registers of this build
 inline constexpr int64 log_stride = 16;     // tokens by which the base moves up at a time
+inline constexpr int64 most_tokens_of_states = int64{1} << 60;
 
 // Numbers of an entry.
 inline constexpr int64 entry_alpha = 0, entry_beta = 1, entry_memory = 2;
@@ -67,18 +89,25 @@ struct state_store {
     int64* base_at = nullptr;  ///< [states]: how many tokens each base has seen; behind the logs
     int64 length = 0;          ///< tokens appended so far
     int64 floor = 0;           ///< no rollback below this length
-    int64 states = 0, features = 0, feature_pitch = 0, value_pitch = 0;
+    int64 states = 0, features = 0, feature_pitch = 0, value_dim = 0, value_pitch = 0;
+    int64 matrix_floats = 0;  ///< room of S, in floats whatever it holds; whole cache lines
     int64 state_floats = 0;   ///< of one state, its normaliser and the map's memory included
-    int64 memory_floats = 0;  ///< of these, the map's
+    int64 map_numbers = 0;    ///< that the feature map keeps for each state,
+    int64 memory_floats = 0;  ///< and their room
     int64 rows = 0;           ///< of an entry, behind its numbers
     int64 log_tokens = 0;     ///< room of one log; 0 without slack
     int64 slack = 0;
     bool has_normaliser = false;
+    bool is_column = false;        ///< S is one column, its features side by side
+    bool was_set = false;          ///< the states did not begin empty: there is no way back before `floor`
+    scalar element = scalar::f32;  ///< of S: f32 or bf16
 
     SASH_INLINE float* state(int64 s) const { return data + s * state_floats; }
     SASH_INLINE float* base(int64 s) const { return data + (states + s) * state_floats; }
+    /// Numbers of S, padding included.
+    SASH_INLINE int64 matrix_numbers() const { return is_column ? feature_pitch : features * value_pitch; }
     /// z [feature_pitch] and the map's memory of a state or base.
-    SASH_INLINE float* normaliser(float* state) const { return state + features * value_pitch; }
+    SASH_INLINE float* normaliser(float* state) const { return state + matrix_floats; }
     SASH_INLINE float* map_memory(float* state) const { return state + state_floats - memory_floats; }
     SASH_INLINE int64 entry_floats() const { return entry_floats(feature_pitch, value_pitch, rows); }
     SASH_INLINE static constexpr int64 entry_floats(int64 feature_pitch, int64 value_pitch, int64 rows) {
@@ -100,6 +129,7 @@ template <class Build>
 void reset(state_store& store) {
     if (store.data == nullptr) return;
     store.length = store.floor = 0;
+    store.was_set = false;
     std::memset(store.data, 0, store.total_bytes());
 }
 
@@ -118,13 +148,18 @@ void create(state_store& store, const P& policy, const shape& s, const storage& 
     store.states = policy.states(s);
     store.features = policy.features(s.key_dim);
     store.feature_pitch = round_up(store.features, state_padding);
+    store.value_dim = s.value_dim;
     store.value_pitch = round_up(s.value_dim, state_padding);
+    store.is_column = s.value_dim == 1 && !decltype(P::update)::needs_beta && !decltype(P::update)::needs_vectors;
+    store.element = how.state;
+    store.matrix_floats =
+        round_up(store.matrix_numbers() * bytes_of(store.element) / int64{sizeof(float)}, state_padding);
     store.has_normaliser = P::has_normaliser;
     static_assert(ask::map_memory<decltype(P::map)> <= most_map_memory,
                   "sash: a feature map keeps at most 14 numbers for each state");
-    store.memory_floats = ask::map_memory<decltype(P::map)> > 0 ? state_padding : 0;
-    store.state_floats =
-        store.features * store.value_pitch + (P::has_normaliser ? store.feature_pitch : 0) + store.memory_floats;
+    store.map_numbers = ask::map_memory<decltype(P::map)>;
+    store.memory_floats = store.map_numbers > 0 ? state_padding : 0;
+    store.state_floats = store.matrix_floats + (P::has_normaliser ? store.feature_pitch : 0) + store.memory_floats;
     store.rows = entry_rows<P>::count;
     store.slack = how.rollback_slack;
     store.log_tokens = how.rollback_slack > 0 ? how.rollback_slack + log_stride : 0;
@@ -154,18 +189,20 @@ int64 bytes(const state_store& store) {
     return store.data == nullptr ? 0 : static_cast<int64>(store.total_bytes());
 }
 
-/// Can the last n tokens be taken back, exactly? None and all can always be, else those of the last `slack` appended.
+/// Can the last n tokens be taken back, exactly? None can always be, all where the states began empty, else those of the
+/// last `slack` appended.
 template <class Build>
 bool can_rollback(const state_store& store, int64 n) {
     if (n < 0 || n > store.length) return false;
-    return n == 0 || n == store.length || store.length - n >= larger(store.floor, store.length - store.slack);
+    return n == 0 || (n == store.length && !store.was_set) ||
+           store.length - n >= larger(store.floor, store.length - store.slack);
 }
 
 /// Takes the last n tokens back; `can_rollback(n)` holds. Allocates nothing, cannot fail.
 template <class Build, recurrent_policy P>
 void rollback(state_store& store, const P&, const shape&, int64 n) {
     if (n == 0) return;
-    if (n == store.length) {
+    if (n == store.length && !store.was_set) {
         reset<Build>(store);
         return;
     }
@@ -178,6 +215,15 @@ void rollback(state_store& store, const P&, const shape&, int64 n) {
     store.length = target;
 }
 
+/// Nothing is logged yet: the bases are the states.
+template <class Build>
+void begin_history(const state_store& store) {
+    if (store.slack > 0)
+        std::memcpy(store.base(0), store.data,
+                    static_cast<std::size_t>(store.states * store.state_floats) * sizeof(float));
+    for (int64 s = 0; s < store.states; ++s) store.base_at[s] = store.length;
+}
+
 /// Makes room in the log of state s for `count` more tokens behind `next`, by moving its base up; count <= log_stride.
 template <class Build, recurrent_policy P>
 void make_room_in_log(const state_store& store, int64 s, int64 next, int64 count) {
@@ -187,11 +233,93 @@ void make_room_in_log(const state_store& store, int64 s, int64 next, int64 count
     store.base_at[s] = up_to;
 }
 
+// --------------------------------------------------------------------------------------------------- looked at, and set
+
+inline constexpr float all_zero = 0;  // with strides of 0: the states of a cache that was moved from
+
+/// The states where they lie.
+template <class Build>
+recurrent_state view_of_states(const state_store& s) {
+    const bool is_empty = s.data == nullptr;
+    const int64 to_next = is_empty ? 0 : s.state_floats, to_row = is_empty ? 0 : s.is_column ? 1 : s.value_pitch;
+    recurrent_state made;
+    made.length = s.length;
+    if (s.element == scalar::bf16 && !is_empty)
+        made.matrix = input(reinterpret_cast<const bfloat16*>(s.data), s.states, s.features, s.value_dim,
+                            to_next * (int64{sizeof(float)} / bytes_of(s.element)), to_row);
+    else
+        made.matrix =
+            input(is_empty ? &all_zero : s.data, s.states, s.features, s.value_dim, to_next, to_row, !is_empty);
+    const auto row = [&](const float* first, int64 n) {
+        return input(is_empty ? &all_zero : first, s.states, 1, n, to_next, 0, !is_empty);
+    };
+    if (s.has_normaliser) made.normaliser = row(s.normaliser(s.data), s.features);
+    if (s.map_numbers > 0) made.memory = row(s.map_memory(s.data), s.map_numbers);
+    return made;
+}
+
+/// Refuses a part of the states that is not [states, rows, numbers].
+template <class Build>
+void check_states(const char* name, const input& x, int64 states, int64 rows, int64 numbers) {
+    require<Build>(x.tokens == states && x.heads == rows && x.dim == numbers, "the states' ", name, " is [", x.tokens,
+                   ", ", x.heads, ", ", x.dim, "], must be [", states, ", ", rows, ", ", numbers, "]");
+    require<Build>(x.empty() || x.data != nullptr, "the states' ", name, " has no memory");
+    require<Build>(reinterpret_cast<std::uintptr_t>(x.data) % static_cast<std::uintptr_t>(bytes_of(x.type)) == 0,
+                   "the states' ", name, " begins at an address that is no multiple of its element's ",
+                   bytes_of(x.type), " bytes");
+}
+
+/// Everything that can be wrong with states that are to be set.
+template <class Build, recurrent_policy P>
+void check_states(const state_store& s, const P& policy, const recurrent_state& x) {
+    check_states<Build>("matrix", x.matrix, s.states, s.features, s.value_dim);
+    const int64 sums = s.has_normaliser, kept = s.map_numbers > 0;
+    check_states<Build>("normaliser", x.normaliser, sums * s.states, sums, sums * s.features);
+    check_states<Build>("memory", x.memory, kept * s.states, kept, s.map_numbers);
+    const int64 most = smaller(ask::map_positions(policy.map), most_tokens_of_states - 1);
+    require<Build>(x.length >= 0 && x.length <= most, "the states' length is ", x.length, ", must be 0 to ", most);
+}
+
+/// Sets states that have been checked. They are read where they are written: a cache's own view sets what is there.
+template <class Build>
+void set_states(state_store& s, const recurrent_state& x) {
+    input matrix = x.matrix;
+    if (s.is_column) {  // one row of all features
+        std::swap(matrix.heads, matrix.dim);
+        matrix.dim_stride = matrix.head_stride;
+    }
+    const int64 pitch = s.is_column ? s.feature_pitch : s.value_pitch;
+    row_buffer<Build> buffer(s.memory, larger(pitch, s.feature_pitch));
+    float* row = buffer.row.data;
+    const auto read = [&](const input& from, int64 state, int64 r, int64 padded) {
+        cpu::read_row<Build>(from, state, r, row);
+        for (int64 i = from.dim; i < padded; ++i) row[i] = 0;
+    };
+    for (int64 state = 0; state < s.states; ++state) {
+        float* to = s.state(state);
+        for (int64 r = 0; r < matrix.heads; ++r) {
+            read(matrix, state, r, pitch);
+            if (s.element == scalar::bf16)
+                cpu::narrow<Build>(row, reinterpret_cast<bfloat16*>(to) + r * pitch, pitch);
+            else
+                std::memcpy(to + r * pitch, row, static_cast<std::size_t>(pitch) * sizeof(float));
+        }
+        if (s.has_normaliser) {
+            read(x.normaliser, state, 0, s.feature_pitch);
+            std::memcpy(s.normaliser(to), row, static_cast<std::size_t>(s.feature_pitch) * sizeof(float));
+        }
+        if (s.map_numbers > 0) cpu::read_row<Build>(x.memory, state, 0, s.map_memory(to));
+    }
+    s.length = s.floor = x.length;
+    s.was_set = true;
+    begin_history<Build>(s);
+}
+
 // ------------------------------------------------------------------------------------------------------- save and load
 
 /// What stands in front of the floats of a saved state.
 struct saved_state {
-    std::int64_t length, floor, slack, logged;
+    std::int64_t length, floor, slack, logged, was_set;
 };
 
 /// Tokens in the logs; between calls every state has the same.
@@ -224,7 +352,7 @@ void for_each_saved(const state_store& store, bool history, int64 length, int64 
 template <class Build>
 void save(const state_store& store, std::byte* to) {
     const bool history = store.log_tokens > 0;
-    const saved_state head{store.length, store.floor, store.slack, logged_tokens(store)};
+    const saved_state head{store.length, store.floor, store.slack, logged_tokens(store), store.was_set};
     std::memcpy(to, &head, sizeof head);
     to += sizeof head;
     for_each_saved<Build>(store, history, head.length, head.logged, [&](const float* part, int64 floats) {
@@ -241,9 +369,10 @@ bool load(state_store& store, const std::byte* from, std::size_t size) {
     saved_state head;
     if (size < sizeof head) return false;
     std::memcpy(&head, from, sizeof head);
-    constexpr int64 most_slack = int64{1} << 40, most_length = int64{1} << 60;  // sums of these stay inside 64 bits
+    constexpr int64 most_slack = int64{1} << 40;  // sums of lengths and these stay inside 64 bits
+    constexpr int64 most_length = most_tokens_of_states;
     if (head.length < 0 || head.length > most_length || head.floor < 0 || head.floor > head.length) return false;
-    if (head.slack < 0 || head.slack > most_slack) return false;
+    if (head.slack < 0 || head.slack > most_slack || (head.was_set & 1) != head.was_set) return false;
     const int64 most_logged = head.slack > 0 ? head.slack + log_stride : 0;
     if (head.logged < 0 || head.logged > smaller(head.length, most_logged) || head.logged > static_cast<int64>(size))
         return false;
@@ -255,12 +384,13 @@ bool load(state_store& store, const std::byte* from, std::size_t size) {
         std::memcpy(part, from, static_cast<std::size_t>(count) * sizeof(float));
         from += static_cast<std::size_t>(count) * sizeof(float);
     });
-    if (!history && store.slack > 0)
-        std::memcpy(store.base(0), store.data,
-                    static_cast<std::size_t>(store.states * store.state_floats) * sizeof(float));
-    for (int64 s = 0; s < store.states; ++s) store.base_at[s] = head.length - (history ? head.logged : 0);
     store.length = head.length;
     store.floor = head.slack == store.slack ? head.floor : head.length;
+    if (history)
+        for (int64 s = 0; s < store.states; ++s) store.base_at[s] = head.length - head.logged;
+    else
+        begin_history<Build>(store);
+    store.was_set = head.was_set != 0;
     return true;
 }
 

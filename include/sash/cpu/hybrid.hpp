@@ -109,7 +109,8 @@ hybrid_scratch take_hybrid_scratch(arena& memory, const hybrid_sequence<P>& s, i
         if (!s.writes) w.states = memory.take<float>(s.store->states.states * s.store->states.state_floats);
     }
     w.workers = detail::larger(1, detail::smaller(run.concurrency(), 64));
-    w.task_bytes = detail::round_up(recurrent_scratch(s.policy->linear, d) * int64{sizeof(float)}, 64);
+    w.task_bytes =
+        detail::round_up(recurrent_scratch(s.policy->linear, d, s.store->states.element) * int64{sizeof(float)}, 64);
     w.tasks = memory.take<std::byte>(w.workers * w.task_bytes);
     w.softmax = memory.take<std::byte>(window_workspace<Build, Element>(s, key_piece, run));
     return w;
@@ -262,7 +263,7 @@ void step_with_leaving(const hybrid_work<Build, P>& at, int64 first, int64 count
         if (each) load_leaving<Build, Element>(at, rows, call);
         call.query = queries.tokens_from(row, rows);
         put_rows_to(call, at, row, rows);
-        if (at.states.length + each > 0)
+        if (at.states.length + each > 0 || at.states.was_set)
             step_states(at, call);
         else
             empty_rows(call, rows * at.s.dims->heads);

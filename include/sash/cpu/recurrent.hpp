@@ -16,6 +16,7 @@
 /// (The chunked form, sixteen tokens at a time as small matrix products, was tried and measured at T = 2048, 128 × 128:
 /// 0.92 to 1.17 times as fast, form by form. It does as many multiply-adds, and its bits depend on the cut.)
 #include <sash/cache/state.hpp>
+#include <sash/cpu/column.hpp>
 #include <sash/cpu/feature_row.hpp>
 #include <sash/cpu/rows.hpp>
 #include <sash/partial.hpp>
@@ -70,7 +71,7 @@ inline constexpr int most_tokens = 4, most_rows = 4;
 struct state_pass {
     float* state = nullptr;  ///< S [features][columns], `pitch` floats apart
     int64 features = 0, columns = 0, pitch = 0;
-    const float* ahead = nullptr;            ///< as many columns that come next: asked for meanwhile; or null
+    float* ahead = nullptr;                  ///< as many columns that come next: asked for meanwhile; or null
     const float* key[most_tokens] = {};      ///< phi(k), [features]
     const float* value[most_tokens] = {};    ///< u, [columns]
     float alpha[most_tokens] = {};           ///< where heads forget as a whole
@@ -80,6 +81,20 @@ struct state_pass {
     const float* query[2 * most_rows] = {};  ///< phi(q), [features]; token-major
     float* numerator[2 * most_rows] = {};    ///< S^T phi(q), [columns]
 };
+
+/// The same step on a state that is kept as Number: widened when it is loaded, rounded when it is stored.
+template <class Step, class Number>
+struct kept_as : Step {
+    using number = Number;
+};
+/// What a pass works on: memory that a step may keep other numbers in than floats.
+template <class Step>
+SASH_INLINE auto* numbers_in(float* state) {
+    if constexpr (requires { typename Step::number; })
+        return reinterpret_cast<typename Step::number*>(state);
+    else
+        return state;
+}
 
 /// sum_r += phi(q_r)_f · s for one row f of the state.
 template <class Build, int Rows, int Vectors>
@@ -119,11 +134,12 @@ void pass_columns(const state_pass& p, int64 column) {
         for (int v = 0; v < Vectors; ++v) sum[r][v] = floats(0.0f);
     }
 
-    float* row = p.state + column;
-    const float* ahead = p.ahead ? p.ahead + column : nullptr;
+    auto* row = numbers_in<Step>(p.state) + column;
+    const auto* ahead = p.ahead ? numbers_in<Step>(p.ahead) + column : nullptr;
     for (int64 f = 0; f < p.features; ++f, row += p.pitch) {
         if (Tokens == 1 && ahead) {
-            for (int i = 0; i < Vectors * lanes<Build>; i += 16) prefetch_to_write(ahead + i);
+            constexpr int line = static_cast<int>(detail::cache_line / sizeof *row);
+            for (int i = 0; i < Vectors * lanes<Build>; i += line) prefetch_to_write(ahead + i);
             ahead += p.pitch;
         }
         floats s[Vectors];
@@ -146,7 +162,7 @@ void pass_columns(const state_pass& p, int64 column) {
         }
         if constexpr (Tokens > 0) {
 #pragma GCC unroll 8
-            for (int v = 0; v < Vectors; ++v) store(row + v * lanes<Build>, s[v]);
+            for (int v = 0; v < Vectors; ++v) store_normal(row + v * lanes<Build>, s[v]);
         }
     }
 #pragma GCC unroll 8
@@ -247,11 +263,17 @@ void advance_normaliser(const detail::state_store& store, float* z, bool writes,
     }
 }
 
+/// Where column `column` of a state begins.
+template <class Number>
+SASH_INLINE float* column_of(float* state, int64 column) {
+    return reinterpret_cast<float*>(reinterpret_cast<Number*>(state) + column);
+}
+
 /// A pass over columns [column, column + columns) of a state, without tokens or queries yet.
-template <class Build>
+template <class Build, class Number>
 state_pass pass_over(const detail::state_store& store, float* state, int64 column, int64 columns) {
     state_pass p;
-    p.state = state + column;
+    p.state = column_of<Number>(state, column);
     p.features = store.features;
     p.columns = columns;
     p.pitch = store.value_pitch;
@@ -281,51 +303,71 @@ void point_at_token(state_pass& p, const written_token& token, int64 column, int
 using no_step = step<forgetting::nothing>;
 
 /// Reads queries [first, last) of a block from columns of a state that stays as it is.
-template <class Build>
+template <class Build, class Number>
 void read_state(state_pass p, const detail::state_store& store, const token_block& b, int64 column, int64 first,
                 int64 last) {
     for (int64 count; first < last; first += count) {
         count = detail::smaller(last - first, most_rows);
         point_at_queries<Build>(p, store, b, column, first, count);
-        pass<Build, 0, no_step>(p, count);
+        pass<Build, 0, kept_as<no_step, Number>>(p, count);
     }
 }
 
 /// Writes the tokens of a block into a state and reads it after each (or before): in one pass where the sums fit, else
 /// one by one.
-template <class Build, recurrent_policy P>
+template <class Build, recurrent_policy P, class Number>
 void add_to_state(const detail::state_store& store, float* state, const token_block& b) {
-    using Step = step_of<P>;
-    state_pass p = pass_over<Build>(store, state, 0, store.value_pitch);
-    const bool one_pass = b.tokens > 1 && b.tokens == tokens_of_block<P>(b.rows);
+    using Step = kept_as<step_of<P>, Number>;
+    constexpr bool one_by_one = !std::is_same_v<Number, float>;
+    state_pass p = pass_over<Build, Number>(store, state, 0, store.value_pitch);
+    const bool one_pass = !one_by_one && b.tokens > 1 && b.tokens == tokens_of_block<P>(b.rows);
     const int64 at_once = one_pass ? b.tokens : 1;
     const int64 rows = detail::smaller(b.rows, most_rows);
     for (int64 t = 0; t < b.tokens; t += at_once) {
         const int64 beyond = t * b.rows + rows, end = (t + 1) * b.rows;  // readers that one pass does not take
-        if (Step::reads_first && at_once == 1) read_state<Build>(p, store, b, 0, beyond, end);
+        if (Step::reads_first && at_once == 1) read_state<Build, Number>(p, store, b, 0, beyond, end);
         for (int64 i = 0; i < at_once; ++i) point_at_token<Build>(p, b.token[t + i], 0, i);
         point_at_queries<Build>(p, store, b, 0, t * b.rows, at_once * rows);
-        if (at_once == 4)
+        if constexpr (one_by_one)
+            pass<Build, 1, Step>(p, rows);
+        else if (at_once == 4)
             rows == 0 ? pass<Build, 4, 0, Step>(p) : pass<Build, 4, 1, Step>(p);
         else if (at_once == 2)
             pass<Build, 2, Step>(p, rows);
         else
             pass<Build, 1, Step>(p, rows);
-        if (!Step::reads_first && at_once == 1) read_state<Build>(p, store, b, 0, beyond, end);
+        if (!Step::reads_first && at_once == 1) read_state<Build, Number>(p, store, b, 0, beyond, end);
     }
 }
 
+/// The same for a state of one column.
+template <class Build, class Step>
+void advance_column(const detail::state_store& store, float* state, bool writes, const token_block& b) {
+    for (int64 t = 0; t < b.tokens; ++t) {
+        const written_token& w = b.token[t];
+        column_token token;
+        if (writes) token = {w.key, w.alphas, w.numbers[detail::entry_alpha], w.value[0]};
+        step_column<Build, Step::reads_first>(state, store.features, writes ? &token : nullptr,
+                                              b.query + t * b.rows * store.feature_pitch, store.feature_pitch, b.rows,
+                                              b.numerator + t * b.rows * store.value_pitch, store.value_pitch);
+    }
+}
+
+/// So few columns stay in the nearest cache from token to token.
+template <class Number>
+inline constexpr int64 columns_at_once = 4 * static_cast<int64>(floats::size * sizeof(float) / sizeof(Number));
+
 /// The same for the rules that correct what is stored, on the columns from `column` on: r = S^T a is read, before the
 /// first token by itself, later as one more query of the token before.
-template <class Build, recurrent_policy P>
+template <class Build, recurrent_policy P, class Number>
 void correct_columns(const detail::state_store& store, float* state, const token_block& b, int64 column,
                      int64 columns) {
-    alignas(64) float removed[4 * floats::size], error[4 * floats::size];
-    state_pass p = pass_over<Build>(store, state, column, columns);
+    alignas(64) float removed[columns_at_once<Number>], error[columns_at_once<Number>];
+    state_pass p = pass_over<Build, Number>(store, state, column, columns);
     p.removed = removed;
     p.query[0] = b.token[0].lookup;
     p.numerator[0] = removed;
-    pass<Build, 0, 1, no_step>(p);
+    pass<Build, 0, 1, kept_as<no_step, Number>>(p);
     const int64 rows = detail::smaller(b.rows, most_rows - 1);
     for (int64 t = 0; t < b.tokens; ++t) {
         const written_token& token = b.token[t];
@@ -339,24 +381,28 @@ void correct_columns(const detail::state_store& store, float* state, const token
         point_at_queries<Build>(p, store, b, column, t * b.rows, rows);
         const bool has_next = t + 1 < b.tokens;
         if (!has_next)  // the columns to the right, or the next state, which lies behind this one
-            p.ahead = column + columns < store.value_pitch ? state + column + columns : state + store.state_floats;
+            p.ahead = column + columns < store.value_pitch ? column_of<Number>(state, column + columns)
+                                                           : state + store.state_floats;
         if (has_next) {
             p.query[rows] = b.token[t + 1].lookup;
             p.numerator[rows] = removed;
         }
-        pass<Build, 1, step_of<P>>(p, rows + has_next);
-        read_state<Build>(p, store, b, column, t * b.rows + rows, (t + 1) * b.rows);
+        pass<Build, 1, kept_as<step_of<P>, Number>>(p, rows + has_next);
+        read_state<Build, Number>(p, store, b, column, t * b.rows + rows, (t + 1) * b.rows);
     }
 }
 
-template <class Build, recurrent_policy P>
+template <class Build, recurrent_policy P, class Number = float>
 void advance_state(const detail::state_store& store, float* state, const token_block& b) {
     if constexpr (corrects<P>) {
-        constexpr int64 width = 4 * lanes<Build>;  // so few columns stay in the nearest cache from token to token
+        constexpr int64 width = columns_at_once<Number>;
         for (int64 column = 0; column < store.value_pitch; column += width)
-            correct_columns<Build, P>(store, state, b, column, detail::smaller(width, store.value_pitch - column));
+            correct_columns<Build, P, Number>(store, state, b, column,
+                                              detail::smaller(width, store.value_pitch - column));
+    } else if (store.is_column) {
+        advance_column<Build, step_of<P>>(store, state, true, b);
     } else {
-        add_to_state<Build, P>(store, state, b);
+        add_to_state<Build, P, Number>(store, state, b);
     }
 }
 
@@ -384,17 +430,19 @@ struct recurrent_rows {
     float* query;        ///< [tokens · rows][feature_pitch]
     float* numerator;    ///< [tokens · rows][value_pitch]
     float* denominator;  ///< [tokens · rows]
+    float* widened;      ///< S as floats, where it is kept in less
 };
 
 template <class P>
-SASH_INLINE constexpr int64 recurrent_scratch(const P& policy, const shape& s) {
+SASH_INLINE constexpr int64 recurrent_scratch(const P& policy, const shape& s, scalar element = scalar::f32) {
     constexpr int64 pad = detail::state_padding, tokens = most_of_block;
     const int64 rows = detail::heads_of_states(policy, s).readers;
     const int64 features = detail::round_up(policy.features(s.key_dim), pad);
     const int64 values = detail::round_up(s.value_dim, pad);
     const int64 entry = detail::state_store::entry_floats(features, values, detail::entry_rows<P>::count);
+    const int64 widened = element == scalar::f32 ? 0 : features * values;
     return detail::round_up(s.key_dim, pad) + map_scratch(policy.map, s.key_dim) + features + most_of_block * entry +
-           tokens * rows * (features + values + pad);
+           tokens * rows * (features + values + pad) + widened;
 }
 
 template <class Build, class P>
@@ -408,6 +456,7 @@ recurrent_rows divide_scratch(float* scratch, const P& policy, const shape& s, c
     rows.query = rows.entry + most_of_block * store.entry_floats();
     rows.numerator = rows.query + readers * store.feature_pitch;
     rows.denominator = rows.numerator + readers * store.value_pitch;
+    rows.widened = rows.denominator + detail::round_up(readers, detail::state_padding);
     return rows;
 }
 
@@ -591,13 +640,74 @@ void finish_rows(const recurrent_task<P>& at, const token_block& b, int64 first)
     }
 }
 
+/// S as floats, in the scratch of a task; and back, rounded.
+template <class Build>
+void widen_matrix(const detail::state_store& store, int64 state, float* widened) {
+    widen<Build>(reinterpret_cast<const bfloat16*>(store.state(state)), widened, store.matrix_numbers());
+}
+template <class Build>
+void narrow_matrix(const detail::state_store& store, int64 state, const float* widened) {
+    auto* to = reinterpret_cast<bfloat16*>(store.state(state));
+    for (int64 i = 0; i < store.matrix_numbers(); i += lanes<Build>) store_normal(to + i, load(widened + i));
+}
+
+/// Writes the tokens of a block into S and reads it after each (or before), or only reads it.
+template <class Build, recurrent_policy P, class Number>
+void step_matrix(const detail::state_store& store, float* matrix, bool writes, const token_block& b) {
+    if (writes)
+        advance_state<Build, P, Number>(store, matrix, b);
+    else if (store.is_column)
+        advance_column<Build, step_of<P>>(store, matrix, false, b);
+    else
+        read_state<Build, Number>(pass_over<Build, Number>(store, matrix, 0, store.value_pitch), store, b, 0, 0,
+                                  b.tokens * b.rows);
+}
+
+/// May this call take its rows where they lie? The selective scan, as layers ask for it.
+template <class P>
+bool scans_in_place(const recurrent_task<P>& at) {
+    const auto is_ready = [](const input& x) { return x.type == scalar::f32 && x.dim_stride == 1; };
+    const recurrent_call& c = at.call;
+    const detail::state_store& store = at.store;
+    return store.is_column && store.log_tokens == 0 && store.element == scalar::f32 &&
+           store.features == store.feature_pitch && at.heads.readers == 1 && c.reads && c.writes &&
+           c.turns == nullptr && is_ready(c.query) && is_ready(c.key) && is_ready(c.decay);
+}
+
+/// Tokens [first, last) of such a call.
+template <class Build, class P>
+void scan_in_place(const recurrent_task<P>& at, int64 first, int64 last) {
+    const shape& s = at.dims;
+    const recurrent_call& c = at.call;
+    const int64 key_head = at.heads.of_state(at.state, s.key_heads),
+                value_head = at.heads.of_state(at.state, s.value_heads),
+                gate_head = at.heads.of_state(at.state, s.gate_heads),
+                query_head = at.heads.of_output(at.state, s.query_heads);
+    constexpr int64 heads_ahead = 4;  // a round comes back to a token's decays with the next state
+    for (int64 t = first; t < last; ++t) {
+        const auto row = [t](const input& x, int64 head) { return static_cast<const float*>(x.at(t, head)); };
+        const float* g = row(c.decay, gate_head);
+        prefetch(g + heads_ahead * c.decay.head_stride);
+        const float out =
+            c.scale * scan_column<Build>(at.store.state(at.state), at.store.features, row(c.key, key_head),
+                                         detail::number_at(c.value, t, value_head), g, row(c.query, query_head));
+        write_row<Build>(c.out, t, at.state, &out);
+    }
+}
+
 /// All tokens of a round, in order, for one state and the output heads that read it. Calls for different states may
 /// run at the same time. `scratch` holds recurrent_scratch(policy, shape) floats, 64-byte aligned. The caller adds
 /// the tokens to store.length when every state is done.
 template <class Build, class P>
 void recurrent(const P& policy, const shape& s, detail::state_store& store, const recurrent_call& call, int64 state,
                float* scratch) {
-    const detail::state_heads heads = detail::heads_of_states(policy, s);
+    const detail::state_heads heads{store.states, s.heads / store.states};
+    const int64 tokens = detail::smaller(call.last, call.reads ? call.query.tokens : call.key.tokens);
+    if (call.first >= tokens) return;
+    if constexpr (std::is_same_v<P, linear<identity, per_channel_and_token, additive, unscaled>>) {
+        const recurrent_task<P> without_scratch{policy, s, store, call, heads, state, {}};
+        if (scans_in_place(without_scratch)) return scan_in_place<Build>(without_scratch, call.first, tokens);
+    }
     token_block b;
     b.rows = call.reads ? heads.readers : 0;
     const recurrent_task<P> at{policy,
@@ -612,21 +722,26 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
     b.denominator = at.rows.denominator;
     float* z = store.normaliser(store.state(state));
 
-    const int64 tokens = detail::smaller(call.last, call.reads ? call.query.tokens : call.key.tokens);
+    const bool is_narrow = store.element == scalar::bf16;
+    // One token, as in decoding: widened and rounded on its way. Several: once for all of them.
+    const bool widens = is_narrow && (tokens - call.first > 1 || store.is_column);
+    float* matrix = widens ? at.rows.widened : store.state(state);
+    if (widens) widen_matrix<Build>(store, state, matrix);
     for (int64 t = call.first; t < tokens; t += b.tokens) {
         b.tokens = detail::smaller(tokens - t, tokens_of_block<P>(b.rows));
         if (call.writes) pack_written<Build>(at, b, t);
         if (call.reads) pack_queries_of_state<Build>(at, b, t);
         if constexpr (P::has_normaliser) advance_normaliser<Build, P>(store, z, call.writes, b);
-        if (call.writes)
-            advance_state<Build, P>(store, store.state(state), b);
-        else
-            read_state<Build>(pass_over<Build>(store, store.state(state), 0, store.value_pitch), store, b, 0, 0,
-                              b.tokens * b.rows);
+        if (is_narrow && !widens) {
+            if constexpr (detail::forgets<P>) step_matrix<Build, P, bfloat16>(store, matrix, call.writes, b);
+        } else {
+            step_matrix<Build, P, float>(store, matrix, call.writes, b);
+        }
         if constexpr (decltype(P::update)::reads_first)
             if (call.reads && call.writes) add_bonus<Build>(at, b);
         if (call.reads) finish_rows<Build>(at, b, t);
     }
+    if (widens && call.writes) narrow_matrix<Build>(store, state, matrix);
 }
 
 }  // namespace sash::cpu

@@ -219,13 +219,27 @@ SASH_INLINE lane_mask is_nonfinite(floats x) {
     return as_float_mask((as_integers(x) & exponent) == exponent);
 }
 
-/// Sum of the lanes, always in the same order.
+/// Sum of the lanes, always in the same order: halves onto each other.
 SASH_INLINE float sum_of_lanes(floats x) {
+#if defined(__SSE2__)
+#if defined(__AVX512F__)
+    const __m256 eight =
+        _mm256_add_ps(_mm512_castps512_ps256(x), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+#elif defined(__AVX__)
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+#else
+    const __m128 four = x;
+#endif
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
     alignas(64) float lane[floats::size];
     x.store_aligned(lane);
     for (std::size_t half = floats::size / 2; half > 0; half /= 2)
         for (std::size_t i = 0; i < half; ++i) lane[i] += lane[i + half];
     return lane[0];
+#endif
 }
 
 /// Largest of the lanes; none may be NaN.
@@ -368,6 +382,17 @@ SASH_INLINE integers pairs_of_normal(floats even, floats odd) {
     return integers(_mm512_permutexvar_epi16(_mm512_load_si512(interleaved), halves));
 #else
     return pairs(even, odd);
+#endif
+}
+
+/// store, by the machine's own conversion where it has one: numbers below 2^-126 may become 0.
+SASH_INLINE void store_normal(float* p, floats x) { store(p, x); }
+SASH_INLINE void store_normal(bfloat16* p, floats x) {
+#if defined(__AVX512BF16__)
+    const __m256bh words = _mm512_cvtneps_pbh(x);
+    __builtin_memcpy(static_cast<void*>(p), &words, sizeof words);
+#else
+    store(p, x);
 #endif
 }
 
