@@ -9,9 +9,9 @@
 ///
 /// An entry is all that a token does to one state, so that it can be done again:
 ///
-///     phi(k) [feature_pitch] | v [value_pitch] | alpha, beta, the map's memory behind the token [16] |
-///     rows [feature_pitch] as the policy needs them: alpha of each feature, the vector that is looked up, the one
-///     that is put back
+///     phi(k) [feature_pitch] | v [value_pitch] | fade, beta, the map's memory behind the token [16] |
+///     rows [feature_pitch] as the policy needs them: the fade of each feature, the vector that is looked up, the one
+///     that is put back            (a fade is a factor of decay: cpu/fade.hpp)
 ///
 /// A state cannot be run backwards, so rolling back is running forward again: the base is copied over the state and
 /// the log replayed up to the new length. The same operations in the same order give the same bits as if the tokens had
@@ -35,8 +35,8 @@ struct entry_rows {
     static constexpr bool decays = decays_by_channel || !std::is_same_v<decltype(P::decay), no_decay>;
     static constexpr bool looks_up = update::needs_vectors || (update::needs_beta && decays);
 
-    static constexpr int alpha = decays_by_channel ? 0 : -1;
-    static constexpr int lookup = looks_up ? alpha + 1 : -1;
+    static constexpr int fade = decays_by_channel ? 0 : -1;
+    static constexpr int lookup = looks_up ? fade + 1 : -1;
     static constexpr int replacement = update::needs_vectors ? lookup + 1 : -1;
     static constexpr int count = decays_by_channel + looks_up + update::needs_vectors;
 };
@@ -57,7 +57,7 @@ inline constexpr int64 state_padding = 16;  // floats: rows start on cache lines
 inline constexpr int64 log_stride = 16;     // tokens by which the base moves up at a time
 
 // Numbers of an entry.
-inline constexpr int64 entry_alpha = 0, entry_beta = 1, entry_memory = 2;
+inline constexpr int64 entry_fade = 0, entry_beta = 1, entry_memory = 2;
 inline constexpr int64 most_map_memory = state_padding - entry_memory;
 
 /// Plain data: a move copies the members and empties the source.
@@ -185,6 +185,14 @@ void make_room_in_log(const state_store& store, int64 s, int64 next, int64 count
     const int64 up_to = smaller(next, next + count - store.slack);
     cpu::replay<Build, P>(store, s, store.base(s), store.base_at[s], up_to);
     store.base_at[s] = up_to;
+}
+
+/// Makes the state s of now, which has seen `tokens`, its base: no token before can be taken back, and none was logged.
+template <class Build>
+void move_base(const state_store& store, int64 s, int64 tokens) {
+    if (store.log_tokens == 0) return;
+    std::memcpy(store.base(s), store.state(s), static_cast<std::size_t>(store.state_floats) * sizeof(float));
+    store.base_at[s] = tokens;
 }
 
 // ------------------------------------------------------------------------------------------------------- save and load

@@ -9,13 +9,21 @@ namespace sash::cpu {
 
 inline constexpr float log2_e = 1.44269504f;
 
+/// (2^f - 1) / f for |f| <= 1/2, of degree 4: chosen so that the largest relative error of 1 + f·q(f) is least (Remez),
+/// 9.2e-8.
+SASH_INLINE floats exp2_slope(floats f) {
+    floats q = fma(f, floats(0.00132647271f), floats(0.00967151264f));
+    q = fma(q, f, floats(0.0555073374f));
+    q = fma(q, f, floats(0.240222421f));
+    return fma(q, f, floats(0.693146978f));
+}
+
 /// 2^x for x <= 127.
 ///
-/// With n = round(x) and f = x - n in [-1/2, 1/2]:  2^x = 2^n · p(f),  p(f) = 1 + f·q(f), q of degree 4 chosen so that
-/// the largest relative error of p is least (Remez): 9.2e-8. Max error: 2 ulp. Exactly 1 at 0, exactly 0 at -infinity
-/// and wherever the result would be far below the smallest normal number (x < -126 may give 0), NaN for NaN. Holds
-/// under -ffast-math too: rounding is an instruction of its own that cannot be reassociated, no test is one for
-/// infinity.
+/// With n = round(x) and f = x - n in [-1/2, 1/2]:  2^x = 2^n · p(f),  p(f) = 1 + f·q(f), q as above. Max error: 2 ulp.
+/// Exactly 1 at 0, exactly 0 at -infinity and wherever the result would be far below the smallest normal number
+/// (x < -126 may give 0), NaN for NaN. Holds under -ffast-math too: rounding is an instruction of its own that cannot be
+/// reassociated, no test is one for infinity.
 SASH_INLINE floats exp2(floats x) {
 #if defined(__AVX512F__)
     const floats n(_mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -24,11 +32,7 @@ SASH_INLINE floats exp2(floats x) {
     const floats n = xsimd::to_float(whole);
 #endif
     const floats f = x - n;
-    floats p = fma(f, floats(0.00132647271f), floats(0.00967151264f));
-    p = fma(p, f, floats(0.0555073374f));
-    p = fma(p, f, floats(0.240222421f));
-    p = fma(p, f, floats(0.693146978f));
-    p = fma(p, f, floats(1.0f));
+    const floats p = fma(exp2_slope(f), f, floats(1.0f));
 #if defined(__AVX512F__)
     return floats(_mm512_scalef_ps(p, n));  // p is NaN at -infinity, where this instruction is defined to give 0
 #else
@@ -50,11 +54,7 @@ SASH_INLINE floats exp_of(floats x) {
     const floats n = to_floats(whole);
     const floats f = fma(n, floats(2.12194440e-4f), fma(n, floats(-0.693359375f), bounded));
     const floats g = f * floats(log2_e);
-    floats p = fma(g, floats(0.00132647271f), floats(0.00967151264f));
-    p = fma(p, g, floats(0.0555073374f));
-    p = fma(p, g, floats(0.240222421f));
-    p = fma(p, g, floats(0.693146978f));
-    p = fma(p, g, floats(1.0f));
+    const floats p = fma(exp2_slope(g), g, floats(1.0f));
     const integers half = whole >> 1, bias(127);  // in two steps: 2^n itself may be out of range
     const floats low = as_floats((half + bias) << 23), high = as_floats((whole - half + bias) << 23);
     return p * low * high;
