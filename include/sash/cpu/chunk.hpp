@@ -45,12 +45,13 @@ struct chunk {
     float* query_weight = nullptr;   ///< [8 · rows][16]
     float* lookup_weight = nullptr;  ///< [8][16]
     float* fade_of_all = nullptr;    ///< of A_7, [feature_pitch], or one number
+    float* factor_of_all = nullptr;  ///< A_t itself, on the way, where features have their own
     /// Where heads forget as a whole: factor[t][j] = alpha_j ⋯ alpha_{t-1}, so from behind token j - 1 to in front of t.
     float factor[chunk_tokens + 1][chunk_tokens + 1];
 };
 
 SASH_INLINE constexpr int64 chunk_floats(int64 feature_pitch, int64 rows) {
-    return chunk_tokens * (rows + 1) * row_weights + feature_pitch;
+    return chunk_tokens * (rows + 1) * row_weights + 2 * feature_pitch;
 }
 
 // ------------------------------------------------------------------------------------------------------------- weights
@@ -80,8 +81,8 @@ void dots_with_rows(const float* x, const float* const (&rows)[Sets], int64 pitc
 
 /// x_f = alpha_f · x_f.
 template <class Build>
-SASH_INLINE void fade_row(float* x, const float* fades, int64 n) {
-    for (int64 f = 0; f < n; f += lanes<Build>) store(x + f, faded(load(x + f), load(fades + f)));
+SASH_INLINE void multiply_row(float* x, const float* factors, int64 n) {
+    for (int64 f = 0; f < n; f += lanes<Build>) store(x + f, load(x + f) * load(factors + f));
 }
 
 /// Weights of a row x that sees `count` tokens, from in front of token `at`; then x faded back to the front of the chunk.
@@ -97,20 +98,24 @@ void weigh_row(const chunk& c, int64 n, int64 at, int64 count, float* x, float* 
             if constexpr (Step::replaces) weight[chunk_tokens + j] *= c.factor[at][j + 1];
         }
     } else if constexpr (Step::forgets == forgetting::by_channel) {
-        fade_row<Build>(x, c.fade_of_all, n);
+        multiply_row<Build>(x, c.factor_of_all, n);
     }
 }
 
-/// All tokens in front of token t fade by what it says.
+/// All tokens in front of token t fade by what it says. Its fades turn into factors.
 template <class Build, class Step>
 void fade_by_token(const chunk& c, int64 n, int64 t) {
-    const float* fades = c.fades + t * c.pitch;
-    for (int64 j = 0; j < t; ++j) {
-        fade_row<Build>(c.key + j * c.pitch, fades, n);
-        if constexpr (Step::replaces) fade_row<Build>(c.replacement + j * c.pitch, fades, n);
+    float* factors = c.fades + t * c.pitch;
+    for (int64 f = 0; f < n; f += lanes<Build>) {
+        const floats fade = load(factors + f), all = fade_of_both(load(c.fade_of_all + f), fade);
+        store(c.fade_of_all + f, all);
+        store(c.factor_of_all + f, factor_of(all));
+        store(factors + f, factor_of(fade));
     }
-    for (int64 f = 0; f < n; f += lanes<Build>)
-        store(c.fade_of_all + f, fade_of_both(load(c.fade_of_all + f), load(fades + f)));
+    for (int64 j = 0; j < t; ++j) {
+        multiply_row<Build>(c.key + j * c.pitch, factors, n);
+        if constexpr (Step::replaces) multiply_row<Build>(c.replacement + j * c.pitch, factors, n);
+    }
 }
 
 /// Products of the decays of a head.
@@ -145,7 +150,10 @@ void weigh_chunk(chunk& c, const detail::state_store& store, int64 rows, [[maybe
     const int64 n = store.feature_pitch;
     if constexpr (Step::forgets == forgetting::by_head) multiply_factors<Build>(c);
     if constexpr (by_channel)
-        for (int64 f = 0; f < n; f += lanes<Build>) cpu::store(c.fade_of_all + f, floats(no_fade));
+        for (int64 f = 0; f < n; f += lanes<Build>) {
+            cpu::store(c.fade_of_all + f, floats(no_fade));
+            cpu::store(c.factor_of_all + f, floats(1.0f));
+        }
     const auto weigh_queries = [&](int64 t, int64 at, int64 count) {
         for (int64 r = 0; r < rows; ++r) {
             float *query = c.query + (t * rows + r) * n, *weight = c.query_weight + (t * rows + r) * row_weights;
@@ -381,7 +389,7 @@ void write_strip(const strip& s, const float* key, int64 key_pitch, const float*
         floats state[Vectors];
 #pragma GCC unroll 2
         for (int v = 0; v < Vectors; ++v) {
-            state[v] = load(from + v * lanes<Build>);
+            state[v] = load_once(from + v * lanes<Build>);
             if constexpr (Forgets == forgetting::by_head) state[v] = faded(state[v], fade);
             if constexpr (Forgets == forgetting::by_channel) state[v] = faded(state[v], floats(fades[f]));
         }

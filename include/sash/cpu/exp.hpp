@@ -42,22 +42,34 @@ SASH_INLINE floats exp2(floats x) {
 #endif
 }
 
+/// p · 2^n for a whole number n from -252 to 252.
+SASH_INLINE floats times_exp2(floats p, floats n) {
+#if defined(__AVX512F__)
+    return floats(_mm512_scalef_ps(p, n));
+#else
+    const integers whole = nearest_integers(n), half = whole >> 1, bias(127);  // in two steps: 2^n may be out of range
+    return p * as_floats((half + bias) << 23) * as_floats((whole - half + bias) << 23);
+#endif
+}
+
+/// n = round(x log2 e), and x - n ln 2 in two steps (Cody and Waite), so that nothing is lost for large |x|; in units of
+/// ln 2.
+struct exp_parts {
+    floats n, f;
+};
+SASH_INLINE exp_parts parts_of_exp(floats x) {
+    const floats n = to_floats(nearest_integers(x * floats(log2_e)));
+    return {n, fma(n, floats(2.12194440e-4f), fma(n, floats(-0.693359375f), x)) * floats(log2_e)};
+}
+
 /// e^x.
 ///
-/// With n = round(x log2 e), e^x = 2^n · e^f, f = x - n ln 2 in two steps (Cody and Waite), so that nothing is lost for large
-/// |x|; e^f = 2^(f log2 e) by the polynomial above. Max error: 3 ulp; exactly 1 at 0, 0 at -infinity, infinity where it is
+/// 2^n · 2^f by the parts and the polynomial above. Max error: 3 ulp; exactly 1 at 0, 0 at -infinity, infinity where it is
 /// too large, NaN for NaN.
 SASH_INLINE floats exp_of(floats x) {
     const floats most(89.0f), least(-104.0f);  // beyond, the result is infinite, or 0
-    const floats bounded = minimum(most, maximum(least, x));
-    const integers whole = nearest_integers(bounded * floats(log2_e));
-    const floats n = to_floats(whole);
-    const floats f = fma(n, floats(2.12194440e-4f), fma(n, floats(-0.693359375f), bounded));
-    const floats g = f * floats(log2_e);
-    const floats p = fma(exp2_slope(g), g, floats(1.0f));
-    const integers half = whole >> 1, bias(127);  // in two steps: 2^n itself may be out of range
-    const floats low = as_floats((half + bias) << 23), high = as_floats((whole - half + bias) << 23);
-    return p * low * high;
+    const exp_parts x_is = parts_of_exp(minimum(most, maximum(least, x)));
+    return times_exp2(fma(exp2_slope(x_is.f), x_is.f, floats(1.0f)), x_is.n);
 }
 
 /// tanh x.

@@ -48,8 +48,9 @@ SASH_INLINE float fade_of(double alpha) {
 
 /// The fade of exp(g), g <= 0. Relative error of alpha - 1, or of alpha where it is below 0.7: 4e-7.
 SASH_INLINE floats fade_of_log(floats g) {
-    const floats x = g * floats(log2_e);
-    return select(x > floats(-0.5f), with_sign(x * exp2_slope(x)), exp_of(g));
+    const exp_parts g_is = parts_of_exp(maximum(floats(-104.0f), g));  // below, alpha is 0
+    const floats less_one = g_is.f * exp2_slope(g_is.f);
+    return select(g_is.n == floats(0.0f), with_sign(less_one), times_exp2(floats(1.0f) + less_one, g_is.n));
 }
 SASH_INLINE float fade_of_log(float g) { return g > -0.5f ? with_sign(::expm1f(g)) : ::expf(g); }
 

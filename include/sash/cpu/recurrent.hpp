@@ -43,7 +43,7 @@ struct recurrent_call {
 };
 
 /// Calls of at least so many tokens go in chunks.
-inline constexpr int64 least_chunked = 64;
+inline constexpr int64 least_chunked = 32;
 
 /// Tokens of a round: all states take so many before any takes more. Rows of one token lie side by side, those of one
 /// state far apart; pages and lines that a round has brought in serve every state.
@@ -56,7 +56,7 @@ inline constexpr int most_tokens = 4, most_rows = 4;
 struct state_pass {
     float* state = nullptr;  ///< S [features][columns], `pitch` floats apart
     int64 features = 0, columns = 0, pitch = 0;
-    const float* ahead = nullptr;            ///< as many columns that come next: asked for meanwhile; or null
+    const float* ahead = nullptr;            ///< what comes next, laid out as these columns: asked for meanwhile; or null
     const float* key[most_tokens] = {};      ///< phi(k), [features]
     const float* value[most_tokens] = {};    ///< u, [columns]
     float fade[most_tokens] = {};            ///< where heads forget as a whole
@@ -257,6 +257,7 @@ void add_to_state(const detail::state_store& store, float* state, const token_bl
     state_pass p = pass_over<Build>(store, state, 0, store.value_pitch);
     const bool one_pass = b.tokens > 1 && b.tokens == tokens_of_block<P>(b.rows);
     const int64 at_once = one_pass ? b.tokens : 1;
+    if (at_once == 1) p.ahead = state + detail::round_up(1024, store.value_pitch);
     const int64 rows = detail::smaller(b.rows, most_rows);
     for (int64 t = 0; t < b.tokens; t += at_once) {
         const int64 beyond = t * b.rows + rows, end = (t + 1) * b.rows;  // readers that one pass does not take
@@ -403,11 +404,16 @@ template <class Build, operand Which, class P>
 void features_of(const recurrent_task<P>& at, const input& x, int64 token, int64 head, int64 map_head, float* phi,
                  float* keep = nullptr) {
     const int64 dim = at.dims.key_dim;
-    read_row<Build>(x, token, head, at.rows.raw);
-    if (at.call.turns)
-        turn_row<Build>(at.rows.raw, at.call.turns + token * at.call.pairs, at.call.pairs, at.call.layout);
-    for (int64 d = dim; d < detail::round_up(dim, detail::state_padding); ++d) at.rows.raw[d] = 0;
-    map_row<Build, Which>(at.policy.map, map_head, at.rows.raw, dim, phi, at.store.feature_pitch, at.rows.map,
+    const float* row = at.rows.raw;
+    if (dim % detail::state_padding == 0 && !at.call.turns) {
+        row = float_row<Build>(x, token, head, at.rows.raw);
+    } else {
+        read_row<Build>(x, token, head, at.rows.raw);
+        if (at.call.turns)
+            turn_row<Build>(at.rows.raw, at.call.turns + token * at.call.pairs, at.call.pairs, at.call.layout);
+        for (int64 d = dim; d < detail::round_up(dim, detail::state_padding); ++d) at.rows.raw[d] = 0;
+    }
+    map_row<Build, Which>(at.policy.map, map_head, row, dim, phi, at.store.feature_pitch, at.rows.map,
                           at.store.length + token, at.store.map_memory(at.store.state(at.state)), keep);
 }
 
@@ -428,9 +434,13 @@ void pack_decay(const recurrent_task<P>& at, int64 token, float* numbers, float*
     if constexpr (map_keeps)
         for (int64 f = 0; f < at.store.feature_pitch; f += lanes<Build>) store(fades + f, fade_of(load(fades + f)));
     if constexpr (ask::per_channel<Decay>) {
-        read_gate_row<Build>(at, at.call.decay, token, at.rows.gate);
+        const float* gate = at.rows.gate;
+        if (at.store.features == at.store.feature_pitch)
+            gate = float_row<Build>(at.call.decay, token, at.heads.of_state(at.state, at.dims.gate_heads), at.rows.gate);
+        else
+            read_gate_row<Build>(at, at.call.decay, token, at.rows.gate);
         for (int64 f = 0; f < at.store.feature_pitch; f += lanes<Build>) {
-            const floats fade = fade_of_log(load(at.rows.gate + f));
+            const floats fade = fade_of_log(load(gate + f));
             store(fades + f, map_keeps ? fade_of_both(fade, load(fades + f)) : fade);
         }
     } else if constexpr (!std::is_same_v<Decay, no_decay>) {
@@ -566,7 +576,7 @@ void finish_rows(const recurrent_task<P>& at, const token_block& b, int64 first)
             if (at.call.lse)
                 at.call.lse[token * at.dims.heads + head] = detail::is_zero(mass) ? minus_infinity() : ::logf(mass);
         } else {
-            scale_row<Build>(row, at.store.value_pitch, at.call.scale);
+            if (at.call.scale != 1.0f) scale_row<Build>(row, at.store.value_pitch, at.call.scale);
         }
         write_row<Build>(at.call.out, token, head, row);
     }
@@ -595,6 +605,7 @@ chunk chunk_in(const recurrent_task<P>& at, const token_block& b, int64 i) {
     c.query_weight = weights;
     c.lookup_weight = weights + chunk_tokens * b.rows * row_weights;
     c.fade_of_all = c.lookup_weight + chunk_tokens * row_weights;
+    c.factor_of_all = c.fade_of_all + store.feature_pitch;
     return c;
 }
 

@@ -69,6 +69,21 @@ SASH_INLINE floats load(const float* p) { return floats::load_unaligned(p); }
 SASH_INLINE void store(float* p, floats x) { x.store_unaligned(p); }
 SASH_INLINE integers load(const std::int32_t* p) { return integers::load_unaligned(p); }
 
+/// Loaded once: g++ reads memory again for each use of a number, where it finds an instruction that can.
+SASH_INLINE floats load_once(const float* p) {
+#if defined(__GNUC__) && defined(__AVX512F__)
+    __m512 x = load(p);
+    __asm__("" : "+v"(x));
+    return floats(x);
+#elif defined(__GNUC__) && defined(__AVX__)
+    __m256 x = load(p);
+    __asm__("" : "+x"(x));
+    return floats(x);
+#else
+    return load(p);
+#endif
+}
+
 /// Asks for the cache line at `p`. Any address will do: a prefetch does not fault.
 SASH_INLINE void prefetch([[maybe_unused]] const void* p) {
 #if defined(__GNUC__)
