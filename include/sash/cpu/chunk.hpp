@@ -186,13 +186,13 @@ void advance_normaliser(const chunk& c, int64 n, int64 rows, float* z) {
         c.denominator[r] = sum;
     }
     for (int64 f = 0; f < n; f += lanes<Build>) {
-        floats sum = load(z + f);
-        if constexpr (Step::forgets != forgetting::nothing)
-            sum = faded(sum, by_head ? floats(*c.fade_of_all) : load(c.fade_of_all + f));
+        const floats old = load(z + f), fade = by_head ? floats(*c.fade_of_all) : load(c.fade_of_all + f);
+        floats sum = Step::forgets == forgetting::nothing ? old : fade * old;
         for (int64 j = 0; j < chunk_tokens; ++j) {
             const floats key = load(c.key + j * c.pitch + f);
             sum = by_head ? fma(floats(c.factor[chunk_tokens][j + 1]), key, sum) : sum + key;
         }
+        if constexpr (Step::forgets != forgetting::nothing) sum = kept(old, fade) + sum;
         store(z + f, sum);
     }
 }
@@ -381,26 +381,27 @@ void write_strip(const strip& s, const float* key, int64 key_pitch, const float*
             if (scale) value[j][v] = floats(scale[j]) * value[j][v];
         }
     }
-    const floats fade(Forgets == forgetting::by_head ? *fades : 0.0f);
+    const float of_head = Forgets == forgetting::by_head ? *fades : 0;
     const float* from = s.from;
     float* to = s.to;
     for (int64 f = 0; f < s.features; ++f, from += s.from_pitch, to += s.to_pitch, row.next()) {
         ahead.ask(f);
-        floats state[Vectors];
+        const floats fade(Forgets == forgetting::by_channel ? fades[f] : of_head);
+        floats old[Vectors], sum[Vectors];
 #pragma GCC unroll 2
         for (int v = 0; v < Vectors; ++v) {
-            state[v] = load_once(from + v * lanes<Build>);
-            if constexpr (Forgets == forgetting::by_head) state[v] = faded(state[v], fade);
-            if constexpr (Forgets == forgetting::by_channel) state[v] = faded(state[v], floats(fades[f]));
+            old[v] = load_once(from + v * lanes<Build>);
+            sum[v] = Forgets == forgetting::nothing ? old[v] : fade * old[v];
         }
 #pragma GCC unroll 8
         for (int j = 0; j < tokens; ++j) {
             const floats factor(row[j]);
 #pragma GCC unroll 2
-            for (int v = 0; v < Vectors; ++v) state[v] = fma(factor, value[j][v], state[v]);
+            for (int v = 0; v < Vectors; ++v) sum[v] = fma(factor, value[j][v], sum[v]);
         }
 #pragma GCC unroll 2
-        for (int v = 0; v < Vectors; ++v) store(to + v * lanes<Build>, state[v]);
+        for (int v = 0; v < Vectors; ++v)
+            store(to + v * lanes<Build>, Forgets == forgetting::nothing ? sum[v] : kept(old[v], fade) + sum[v]);
     }
 }
 

@@ -8,8 +8,10 @@
 ///     alpha - 1, with the sign bit set      where alpha is large: -0 stands for 1
 ///     alpha                                 where it is small (between 1/2 and 0.71 either will do)
 ///
-/// and x · alpha is x + x · (alpha - 1), rounded once, or x · alpha: one multiply-add for both, and one operation on bits.
-/// An infinity under any decay turns NaN.
+/// and x · alpha is kept + fade · x, with kept = x or 0: one operation on bits for both. An infinity turns NaN.
+///
+/// That is half of it: a number of fp32 that shrinks by less than half of its last digit stays what it is, token for token.
+/// So what is added with a token is added to fade · x first, then to what is kept: rounded once, and up or down by chance.
 #include <sash/cpu/exp.hpp>
 
 #include <cmath>
@@ -29,10 +31,10 @@ SASH_INLINE float with_sign(float x) {
     return sash::detail::bit_cast<float>(sash::detail::bit_cast<std::uint32_t>(x) | 0x80000000u);
 }
 
-/// x · alpha + 0, and alpha itself.
-SASH_INLINE floats faded(floats x, floats fade) {
-    return fma(fade, x, as_floats(as_integers(x) & near_one(fade)));
-}
+/// What of x · alpha is not fade · x.
+SASH_INLINE floats kept(floats x, floats fade) { return as_floats(as_integers(x) & near_one(fade)); }
+/// x · alpha, and alpha itself.
+SASH_INLINE floats faded(floats x, floats fade) { return fma(fade, x, kept(x, fade)); }
 SASH_INLINE floats factor_of(floats fade) { return faded(floats(1.0f), fade); }
 SASH_INLINE double factor_of(float fade) {
     return (sash::detail::bit_cast<std::uint32_t>(fade) >> 31 ? 1.0 : 0.0) + double{fade};

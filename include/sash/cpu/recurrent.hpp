@@ -123,9 +123,11 @@ void pass_columns(const state_pass& p, int64 column) {
                 const floats by = Step::forgets == forgetting::by_channel ? floats(fades[t][f]) : fade[t];
 #pragma GCC unroll 8
                 for (int v = 0; v < Vectors; ++v) {
-                    if constexpr (Step::forgets != forgetting::nothing) s[v] = faded(s[v], by);
-                    if constexpr (Step::replaces) s[v] = fma(floats(p.replacement[f]), removed[v], s[v]);
-                    s[v] = fma(phi, value[t][v], s[v]);
+                    floats sum_of_new = Step::forgets == forgetting::nothing ? s[v] : by * s[v];
+                    if constexpr (Step::replaces)
+                        sum_of_new = fma(floats(p.replacement[f]), removed[v], sum_of_new);
+                    sum_of_new = fma(phi, value[t][v], sum_of_new);
+                    s[v] = Step::forgets == forgetting::nothing ? sum_of_new : kept(s[v], by) + sum_of_new;
                 }
             }
             if constexpr (!Step::reads_first) read_state_row<Build, Rows>(query + t * Rows, f, s, sum + t * Rows);
@@ -193,7 +195,8 @@ void advance_normaliser(const detail::state_store& store, float* z, bool writes,
             const written_token& token = b.token[t];
             for (int64 f = 0; f < store.feature_pitch; f += lanes<Build>) {
                 const floats fade = token.fades ? load(token.fades + f) : floats(token.numbers[detail::entry_fade]);
-                cpu::store(z + f, faded(load(z + f), fade) + load(token.key + f));
+                const floats old = load(z + f);
+                cpu::store(z + f, kept(old, fade) + fma(fade, old, load(token.key + f)));
             }
         }
         for (int64 r = t * b.rows; r < (t + 1) * b.rows; ++r) {
