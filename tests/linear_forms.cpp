@@ -194,8 +194,9 @@ TEST_CASE("R22: every decay with every update is its equation, in one call and i
             kv_cache<P> single(policy, dims);
             feed(single, x, 0, positions(at(x.tokens), 1), singly);
             CHECK(far_apart(singly, expected, 1e-5) == "");
-            for (const positions& cut : {random_cut(random, x.tokens), positions{long_call - 1, x.tokens - long_call + 1},
-                                         positions{long_call + 3, 1, x.tokens - long_call - 4}}) {
+            for (const positions& cut :
+                 {random_cut(random, x.tokens), positions{long_call - 1, x.tokens - long_call + 1},
+                  positions{long_call + 3, 1, x.tokens - long_call - 4}}) {
                 kv_cache<P> parts(policy, dims);
                 floats out = unwritten(x);
                 feed(parts, x, 0, cut, out);

@@ -13,9 +13,12 @@
 ///     rows [feature_pitch] as the policy needs them: the fade of each feature, the vector that is looked up, the one
 ///     that is put back            (a fade is a factor of decay: cpu/fade.hpp)
 ///
-/// A state cannot be run backwards, so rolling back is running forward again: the base is copied over the state and
-/// the log replayed up to the new length. The same operations in the same order give the same bits as if the tokens had
-/// never come. The base moves up in strides of several tokens, so that it costs decode little bandwidth.
+/// The tokens of a long call that no rollback can reach go in chunks and are not logged; the base moves up behind them.
+///
+/// A state cannot be run backwards, so rolling back is running forward again: the base is copied over the state and the
+/// log replayed up to the new length. The same operations in the same order give the same bits as if the tokens had
+/// never come (in a call of their own). The base moves up in strides of several tokens, so that it costs decode little
+/// bandwidth.
 #include <sash/cache/storage.hpp>
 #include <sash/linear.hpp>
 

@@ -12,15 +12,15 @@
 ///
 ///     r_t   = (A_{t-1} ⊙ a_t) S + sum_{j<t} (the same weights, of a_t) u_j
 ///
-/// with u_t = beta_t (v_t - r_t) one after the other, or u_t = v_t and further rows d_j r_j^T written beside k_j u_j^T. A
-/// decay that is one number for the head multiplies sums and values instead of queries and keys.
+/// with u_t = beta_t (v_t - r_t) one after the other, or u_t = v_t and further rows d_j r_j^T written beside k_j u_j^T.
+/// A decay that is one number for the head multiplies sums and values instead of queries and keys.
 ///
-/// Every factor is at most 1 and none is divided by another, so no decay overflows, and no token meets what comes behind
-/// it, not even multiplied by 0.
+/// Every factor is at most 1 and none is divided by another, so no decay overflows, and no token meets what comes
+/// behind it, not even multiplied by 0.
 ///
-/// The lanes are columns of S. Some columns at a time pass through all chunks of a block: the first chunk reads them from
-/// the state, the last writes them back, in between they lie side by side in the nearest cache. (Rows of a state of
-/// 128 × 128 are 512 bytes apart: a walk down them uses an eighth of the sets of that cache.)
+/// The lanes are columns of S. Some columns at a time pass through all chunks of a block: the first chunk reads them
+/// from the state, the last writes them back, in between they lie side by side in the nearest cache. (Rows of a state
+/// of 128 × 128 are 512 bytes apart: a walk down them uses an eighth of the sets of that cache.)
 /// Source: Yang et al. 2024, "Gated linear attention transformers with hardware-efficient training", section 4; "…with
 /// the delta rule over sequence length", section 3.2.
 #include <sash/cpu/fade.hpp>
@@ -34,7 +34,8 @@ inline constexpr int64 most_chunks = 4;  // of a block: queries and keys of so m
 /// Weights of a row: of u_j, then of r_j.
 inline constexpr int64 row_weights = 2 * chunk_tokens;
 
-/// Eight tokens. Rows of key, value, lookup, replacement and fades are `pitch` floats apart, as they lie in the entries.
+/// Eight tokens. Rows of key, value, lookup, replacement and fades are `pitch` floats apart, as they lie in the
+/// entries.
 struct chunk {
     float *key = nullptr, *value = nullptr, *lookup = nullptr, *replacement = nullptr, *fades = nullptr;
     const float* numbers = nullptr;
@@ -46,7 +47,8 @@ struct chunk {
     float* lookup_weight = nullptr;  ///< [8][16]
     float* fade_of_all = nullptr;    ///< of A_7, [feature_pitch], or one number
     float* factor_of_all = nullptr;  ///< A_t itself, on the way, where features have their own
-    /// Where heads forget as a whole: factor[t][j] = alpha_j ⋯ alpha_{t-1}, so from behind token j - 1 to in front of t.
+    /// Where heads forget as a whole: factor[t][j] = alpha_j ⋯ alpha_{t-1}, so from behind token j - 1 to in front of
+    /// t.
     float factor[chunk_tokens + 1][chunk_tokens + 1];
 };
 
@@ -85,7 +87,8 @@ SASH_INLINE void multiply_row(float* x, const float* factors, int64 n) {
     for (int64 f = 0; f < n; f += lanes<Build>) store(x + f, load(x + f) * load(factors + f));
 }
 
-/// Weights of a row x that sees `count` tokens, from in front of token `at`; then x faded back to the front of the chunk.
+/// Weights of a row x that sees `count` tokens, from in front of token `at`; then x faded back to the front of the
+/// chunk.
 template <class Build, class Step>
 void weigh_row(const chunk& c, int64 n, int64 at, int64 count, float* x, float* weight) {
     if constexpr (Step::replaces)
@@ -141,8 +144,8 @@ float bonus_weight(const float* query, const float* bonus, const float* key, int
     return sum_of_lanes(sum);
 }
 
-/// All weights of a chunk; what fades by channel is faded, in place. bonus(r) is that of query r, [features], in the rule
-/// that has one.
+/// All weights of a chunk; what fades by channel is faded, in place. bonus(r) is that of query r, [features], in the
+/// rule that has one.
 template <class Build, recurrent_policy P, class Bonus>
 void weigh_chunk(chunk& c, const detail::state_store& store, int64 rows, [[maybe_unused]] Bonus&& bonus) {
     using Step = step_of<P>;
@@ -197,7 +200,7 @@ void advance_normaliser(const chunk& c, int64 n, int64 rows, float* z) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------- columns of a state
+// --------------------------------------------------------------------------------------------------- columns of a state
 
 /// Columns of a state, where they are read from and where they go: `pitch` floats from row to row.
 struct strip {
@@ -206,8 +209,8 @@ struct strip {
     int64 from_pitch = 0, to_pitch = 0, features = 0;
 };
 
-/// Rows of the caller's tensors that come next. They lie far apart, where no machine looks for them by itself, and what is
-/// asked for at once is not all served: so a line at a time, four rows of up to 512 bytes in 128 steps.
+/// Rows of the caller's tensors that come next. They lie far apart, where no machine looks for them by itself, and what
+/// is asked for at once is not all served: so a line at a time, four rows of up to 512 bytes in 128 steps.
 struct rows_ahead {
     static constexpr int most = 16;
     const char* row[4] = {};
@@ -293,7 +296,8 @@ template <class Build, bool Replaces, int Vectors>
 SASH_INLINE void add_token(const strip_values& values, const float* weight, int64 j, floats (&sum)[Vectors]) {
     const floats of_value(weight[j]);
 #pragma GCC unroll 2
-    for (int v = 0; v < Vectors; ++v) sum[v] = fma(of_value, load(values.u + j * values.pitch + v * lanes<Build>), sum[v]);
+    for (int v = 0; v < Vectors; ++v)
+        sum[v] = fma(of_value, load(values.u + j * values.pitch + v * lanes<Build>), sum[v]);
     if constexpr (Replaces) {
         const floats of_removed(weight[chunk_tokens + j]);
 #pragma GCC unroll 2
@@ -337,7 +341,8 @@ void correct_strip(const chunk& c, const strip& s, const float* value, float* re
     using Step = step_of<P>;
     constexpr int tile = chunk_tile<Build>;
     constexpr int64 width = Vectors * lanes<Build>;
-    const strip_values values = P::needs_beta ? strip_values{error, width} : strip_values{value, c.pitch, removed, width};
+    const strip_values values =
+        P::needs_beta ? strip_values{error, width} : strip_values{value, c.pitch, removed, width};
 #pragma GCC unroll 2
     for (int first = 0; first < chunk_tokens; first += tile) {
         floats sum[tile][Vectors];
@@ -457,7 +462,8 @@ void advance_columns(const detail::state_store& store, float* state, const chunk
     int64 column = 0;
     for (; column + wide <= store.value_pitch; column += wide)
         advance_strip<Build, P, 2>(store, state, chunks, count, rows, column, packed, ahead);
-    if (column < store.value_pitch) advance_strip<Build, P, 1>(store, state, chunks, count, rows, column, packed, ahead);
+    if (column < store.value_pitch)
+        advance_strip<Build, P, 1>(store, state, chunks, count, rows, column, packed, ahead);
 }
 
 }  // namespace sash::cpu

@@ -21,8 +21,8 @@ SASH_INLINE floats exp2_slope(floats f) {
 /// 2^x for x <= 127.
 ///
 /// With n = round(x) and f = x - n in [-1/2, 1/2]:  2^x = 2^n · p(f),  p(f) = 1 + f·q(f), q as above. Max error: 2 ulp.
-/// Exactly 1 at 0, exactly 0 at -infinity and wherever the result would be far below the smallest normal number
-/// (x < -126 may give 0), NaN for NaN. Holds under -ffast-math too: rounding is an instruction of its own that cannot be
+/// Exactly 1 at 0, exactly 0 at -infinity and wherever the result would be far below the smallest normal number (x <
+/// -126 may give 0), NaN for NaN. Holds under -ffast-math too: rounding is an instruction of its own that cannot be
 /// reassociated, no test is one for infinity.
 SASH_INLINE floats exp2(floats x) {
 #if defined(__AVX512F__)
@@ -52,8 +52,8 @@ SASH_INLINE floats times_exp2(floats p, floats n) {
 #endif
 }
 
-/// n = round(x log2 e), and x - n ln 2 in two steps (Cody and Waite), so that nothing is lost for large |x|; in units of
-/// ln 2.
+/// n = round(x log2 e), and x - n ln 2 in two steps (Cody and Waite), so that nothing is lost for large |x|; in units
+/// of ln 2.
 struct exp_parts {
     floats n, f;
 };
@@ -64,8 +64,8 @@ SASH_INLINE exp_parts parts_of_exp(floats x) {
 
 /// e^x.
 ///
-/// 2^n · 2^f by the parts and the polynomial above. Max error: 3 ulp; exactly 1 at 0, 0 at -infinity, infinity where it is
-/// too large, NaN for NaN.
+/// 2^n · 2^f by the parts and the polynomial above. Max error: 3 ulp; exactly 1 at 0, 0 at -infinity, infinity where it
+/// is too large, NaN for NaN.
 SASH_INLINE floats exp_of(floats x) {
     const floats most(89.0f), least(-104.0f);  // beyond, the result is infinite, or 0
     const exp_parts x_is = parts_of_exp(minimum(most, maximum(least, x)));

@@ -2,16 +2,18 @@
 /// \file
 /// Factors of decay that keep their digits next to 1.
 ///
-/// A factor alpha = exp(g) of 0.99999, rounded to fp32, is off by up to 3e-8, and by the same 3e-8 for every token: after
-/// 8192 tokens what is left is off by 1e-4. What matters is how far alpha is from 1. So a factor is held as a fade:
+/// A factor alpha = exp(g) of 0.99999, rounded to fp32, is off by up to 3e-8, and by the same 3e-8 for every token:
+/// after 8192 tokens what is left is off by 1e-4. What matters is how far alpha is from 1. So a factor is held as a
+/// fade:
 ///
 ///     alpha - 1, with the sign bit set      where alpha is large: -0 stands for 1
 ///     alpha                                 where it is small (between 1/2 and 0.71 either will do)
 ///
 /// and x · alpha is kept + fade · x, with kept = x or 0: one operation on bits for both. An infinity turns NaN.
 ///
-/// That is half of it: a number of fp32 that shrinks by less than half of its last digit stays what it is, token for token.
-/// So what is added with a token is added to fade · x first, then to what is kept: rounded once, and up or down by chance.
+/// That is half of it: a number of fp32 that shrinks by less than half of its last digit stays what it is, token for
+/// token. So what is added with a token is added to fade · x first, then to what is kept: rounded once, and up or down
+/// by chance.
 #include <sash/cpu/exp.hpp>
 
 #include <cmath>

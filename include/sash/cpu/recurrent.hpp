@@ -8,13 +8,14 @@
 /// a vector a, before the token, for the two rules that correct it. To look a up is to read the state once more, with a
 /// for a query: so all rules share one pass, and a correction costs one more reader.
 ///
-/// Columns of S never mix, so they lie in the lanes. A pass walks down the rows of S once: each row is loaded,
-/// written with up to four tokens while it is in registers, read by every query of those tokens, and stored. Decode
-/// is bound by the memory traffic of S, prefill by multiply-adds. Each element sees the same operations in the same
-/// order whichever pass it is in, so the bits do not depend on how the tokens are cut into calls.
+/// Columns of S never mix, so they lie in the lanes. A pass walks down the rows of S once: each row is loaded, written
+/// with up to four tokens while it is in registers, read by every query of those tokens, and stored. Decode is bound by
+/// the memory traffic of S, so what comes next is asked for on the way. Each element sees the same operations in the
+/// same order whichever pass it is in, so the bits do not depend on how the tokens are cut into calls.
 ///
-/// (The chunked form, sixteen tokens at a time as small matrix products, was tried and measured at T = 2048, 128 × 128:
-/// 0.92 to 1.17 times as fast, form by form. It does as many multiply-adds, and its bits depend on the cut.)
+/// Long calls are bound by multiply-adds, of which the recurrence needs three for each element and token, four or five
+/// where it corrects. They go in chunks, which need one less (chunk.hpp): all tokens but those that a rollback can
+/// reach.
 #include <sash/cpu/chunk.hpp>
 #include <sash/cpu/fade.hpp>
 #include <sash/cpu/feature_row.hpp>
@@ -39,10 +40,11 @@ struct recurrent_call {
     rotary_layout layout = rotary_layout::half_split;
     float scale = 1;                                            ///< of the output, where there is no normaliser
     int64 first = 0, last = std::numeric_limits<int64>::max();  ///< tokens of this round, of all that are there
-    int64 chunked = 0;  ///< so many tokens of the call go in chunks: see chunked_tokens
+    int64 chunked = 0;  ///< so many tokens of the call, from its first, go in chunks: see chunked_tokens
 };
 
-/// Calls of at least so many tokens go in chunks.
+/// Calls of at least so many tokens go in chunks. Those are faster from 8 tokens on (1.3 to 1.7 times at 8, 16 and 64,
+/// form by form, 32 states of 128 × 128); up to here drafts keep the bits of the recurrence, however they are cut.
 inline constexpr int64 least_chunked = 32;
 
 /// Tokens of a round: all states take so many before any takes more. Rows of one token lie side by side, those of one
@@ -56,13 +58,13 @@ inline constexpr int most_tokens = 4, most_rows = 4;
 struct state_pass {
     float* state = nullptr;  ///< S [features][columns], `pitch` floats apart
     int64 features = 0, columns = 0, pitch = 0;
-    const float* ahead = nullptr;            ///< what comes next, laid out as these columns: asked for meanwhile; or null
-    const float* key[most_tokens] = {};      ///< phi(k), [features]
-    const float* value[most_tokens] = {};    ///< u, [columns]
-    float fade[most_tokens] = {};            ///< where heads forget as a whole
-    const float* fades[most_tokens] = {};    ///< [features], where each feature has its own
-    const float* replacement = nullptr;      ///< d, [features], and
-    const float* removed = nullptr;          ///< r, [columns], of a single token
+    const float* ahead = nullptr;          ///< what comes next, laid out as these columns: asked for meanwhile; or null
+    const float* key[most_tokens] = {};    ///< phi(k), [features]
+    const float* value[most_tokens] = {};  ///< u, [columns]
+    float fade[most_tokens] = {};          ///< where heads forget as a whole
+    const float* fades[most_tokens] = {};  ///< [features], where each feature has its own
+    const float* replacement = nullptr;    ///< d, [features], and
+    const float* removed = nullptr;        ///< r, [columns], of a single token
     const float* query[2 * most_rows] = {};  ///< phi(q), [features]; token-major
     float* numerator[2 * most_rows] = {};    ///< S^T phi(q), [columns]
 };
@@ -124,8 +126,7 @@ void pass_columns(const state_pass& p, int64 column) {
 #pragma GCC unroll 8
                 for (int v = 0; v < Vectors; ++v) {
                     floats sum_of_new = Step::forgets == forgetting::nothing ? s[v] : by * s[v];
-                    if constexpr (Step::replaces)
-                        sum_of_new = fma(floats(p.replacement[f]), removed[v], sum_of_new);
+                    if constexpr (Step::replaces) sum_of_new = fma(floats(p.replacement[f]), removed[v], sum_of_new);
                     sum_of_new = fma(phi, value[t][v], sum_of_new);
                     s[v] = Step::forgets == forgetting::nothing ? sum_of_new : kept(s[v], by) + sum_of_new;
                 }
@@ -337,7 +338,8 @@ void replay(const detail::state_store& store, int64 s, float* state, int64 first
 
 // ------------------------------------------------------------------------------------------------------------ the call
 
-/// How many tokens of a call that writes `tokens` go in chunks: a multiple of eight, none of those that may be taken back.
+/// How many tokens of a call that writes `tokens` go in chunks: a multiple of eight, none of those that may be taken
+/// back.
 SASH_INLINE constexpr int64 chunked_tokens(int64 tokens, int64 slack) {
     return tokens < least_chunked ? 0 : detail::larger(0, tokens - slack) / chunk_tokens * chunk_tokens;
 }
@@ -427,8 +429,8 @@ void read_gate_row(const recurrent_task<P>& at, const input& x, int64 token, flo
     for (int64 f = at.store.features; f < at.store.feature_pitch; ++f) to[f] = 0;
 }
 
-/// By how much the state fades before a token: one number, or one for each feature in `fades`, where the map may have put
-/// the factors by which it shrinks what is there.
+/// By how much the state fades before a token: one number, or one for each feature in `fades`, where the map may have
+/// put the factors by which it shrinks what is there.
 template <class Build, class P>
 void pack_decay(const recurrent_task<P>& at, int64 token, float* numbers, float* fades) {
     using Decay = decltype(P::decay);
@@ -439,7 +441,8 @@ void pack_decay(const recurrent_task<P>& at, int64 token, float* numbers, float*
     if constexpr (ask::per_channel<Decay>) {
         const float* gate = at.rows.gate;
         if (at.store.features == at.store.feature_pitch)
-            gate = float_row<Build>(at.call.decay, token, at.heads.of_state(at.state, at.dims.gate_heads), at.rows.gate);
+            gate =
+                float_row<Build>(at.call.decay, token, at.heads.of_state(at.state, at.dims.gate_heads), at.rows.gate);
         else
             read_gate_row<Build>(at, at.call.decay, token, at.rows.gate);
         for (int64 f = 0; f < at.store.feature_pitch; f += lanes<Build>) {
@@ -476,8 +479,8 @@ void pack_correction(const recurrent_task<P>& at, int64 token, const written_tok
             detail::number_at(at.call.beta, token, at.heads.of_state(at.state, at.dims.gate_heads));
         if constexpr (rows::looks_up)
             for (int64 f = 0; f < at.store.feature_pitch; f += lanes<Build>)
-                store(lookup + f, faded(load(to.key + f),
-                                        to.fades ? load(to.fades + f) : floats(numbers[detail::entry_fade])));
+                store(lookup + f,
+                      faded(load(to.key + f), to.fades ? load(to.fades + f) : floats(numbers[detail::entry_fade])));
     }
 }
 
@@ -667,13 +670,8 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
     const detail::state_heads heads = detail::heads_of_states(policy, s);
     token_block b;
     b.rows = call.reads ? heads.readers : 0;
-    const recurrent_task<P> at{policy,
-                               s,
-                               store,
-                               call,
-                               heads,
-                               state,
-                               divide_scratch<Build>(scratch, policy, s, store, heads.readers)};
+    const recurrent_task<P> at{
+        policy, s, store, call, heads, state, divide_scratch<Build>(scratch, policy, s, store, heads.readers)};
     b.query = at.rows.query;
     b.numerator = at.rows.numerator;
     b.denominator = at.rows.denominator;
