@@ -616,7 +616,7 @@ chunk chunk_in(const recurrent_task<P>& at, const token_block& b, int64 i) {
 }
 
 /// Rows of the block of `tokens` tokens that comes next: of this state, or of the one behind it.
-template <class P>
+template <class Build, class P>
 rows_ahead rows_behind(const recurrent_task<P>& at, int64 next, int64 tokens) {
     const recurrent_call& c = at.call;
     const int64 end = detail::smaller(c.last, c.chunked), turned = next >= end, state = at.state + turned;
@@ -656,7 +656,7 @@ void advance_chunks(const recurrent_task<P>& at, const token_block& b, int64 fir
         if constexpr (P::has_normaliser)
             advance_normaliser<Build, step_of<P>>(chunks[i], store.feature_pitch, b.rows, store.normaliser(state));
     }
-    rows_ahead ahead = rows_behind(at, first + b.tokens, b.tokens);
+    rows_ahead ahead = rows_behind<Build>(at, first + b.tokens, b.tokens);
     advance_columns<Build, P>(store, state, chunks, count, b.rows, at.rows.packed, ahead);
     finish_rows<Build>(at, b, first);
 }
