@@ -111,8 +111,10 @@ private:
 template <class Policy>
 class gated_prefill {
 public:
+    int64 most;
+
     gated_prefill(const Policy& policy, const sash::shape& s, int64 tokens, const sash::storage& how = {})
-        : tokens_(policy, s, tokens), cache_(policy, s, sash::score{}, how), most(tokens) {}
+        : most(tokens), tokens_(policy, s, tokens), cache_(policy, s, sash::score{}, how) {}
 
     void operator()() {
         cache_.reset();
@@ -131,9 +133,6 @@ private:
     gated_prompt<Policy> tokens_;
     sash::kv_cache<Policy> cache_;
     sash::workspace scratch_;
-
-public:
-    int64 most;
 };
 
 }  // namespace bench

@@ -189,8 +189,12 @@ void advance_normaliser(const chunk& c, int64 n, int64 rows, float* z) {
         c.denominator[r] = sum;
     }
     for (int64 f = 0; f < n; f += lanes<Build>) {
-        const floats old = load(z + f), fade = by_head ? floats(*c.fade_of_all) : load(c.fade_of_all + f);
-        floats sum = Step::forgets == forgetting::nothing ? old : fade * old;
+        const floats old = load(z + f);
+        floats fade(no_fade), sum = old;
+        if constexpr (Step::forgets != forgetting::nothing) {
+            fade = by_head ? floats(*c.fade_of_all) : load(c.fade_of_all + f);
+            sum = fade * old;
+        }
         for (int64 j = 0; j < chunk_tokens; ++j) {
             const floats key = load(c.key + j * c.pitch + f);
             sum = by_head ? fma(floats(c.factor[chunk_tokens][j + 1]), key, sum) : sum + key;
@@ -415,9 +419,7 @@ template <class Build, recurrent_policy P, int Vectors>
 void write_tokens(const chunk& c, strip s, const strip_values& values, rows_ahead& ahead) {
     constexpr forgetting forgets = step_of<P>::forgets;
     constexpr int tile = chunk_tile<Build>;
-    float scale[chunk_tokens];
-    for (int j = 0; j < chunk_tokens; ++j) scale[j] = c.factor[chunk_tokens][j + 1];
-    const float* const scaled = forgets == forgetting::by_head ? scale : nullptr;
+    const float* const scaled = forgets == forgetting::by_head ? c.factor[chunk_tokens] + 1 : nullptr;
     const auto write = [&]<forgetting Forgets>(const float* key, const float* u, int64 pitch, int first) {
         write_strip<Build, Forgets, Vectors>(s, key + first * c.pitch, c.pitch, u + first * pitch, pitch,
                                              scaled ? scaled + first : nullptr, c.fade_of_all, ahead.next());

@@ -195,9 +195,13 @@ void advance_normaliser(const detail::state_store& store, float* z, bool writes,
         if (writes) {
             const written_token& token = b.token[t];
             for (int64 f = 0; f < store.feature_pitch; f += lanes<Build>) {
-                const floats fade = token.fades ? load(token.fades + f) : floats(token.numbers[detail::entry_fade]);
-                const floats old = load(z + f);
-                cpu::store(z + f, kept(old, fade) + fma(fade, old, load(token.key + f)));
+                const floats old = load(z + f), key = load(token.key + f);
+                if constexpr (step_of<P>::forgets == forgetting::nothing) {
+                    cpu::store(z + f, old + key);
+                } else {
+                    const floats fade = token.fades ? load(token.fades + f) : floats(token.numbers[detail::entry_fade]);
+                    cpu::store(z + f, kept(old, fade) + fma(fade, old, key));
+                }
             }
         }
         for (int64 r = t * b.rows; r < (t + 1) * b.rows; ++r) {
