@@ -107,17 +107,22 @@ private:
     sash::workspace scratch_;
 };
 
-/// A whole prompt, again and again, into one cache.
+/// A whole prompt, again and again, into one cache: in one call, or in calls of `most` tokens.
 template <class Policy>
 class gated_prefill {
 public:
+    int64 most;
+
     gated_prefill(const Policy& policy, const sash::shape& s, int64 tokens, const sash::storage& how = {})
-        : tokens_(policy, s, tokens), cache_(policy, s, sash::score{}, how) {}
+        : most(tokens), tokens_(policy, s, tokens), cache_(policy, s, sash::score{}, how) {}
 
     void operator()() {
         cache_.reset();
-        sash::attend(tokens_.slice(0, tokens_.tokens), cache_, tokens_.rows(0, tokens_.tokens),
-                     {.run = sash::serial{}});
+        for (int64 first = 0, n = 0; first < tokens_.tokens; first += n) {
+            n = std::min(most, tokens_.tokens - first);
+            sash::attend(tokens_.slice(first, n), cache_, tokens_.rows(first, n),
+                         {.run = sash::serial{}, .workspace = &scratch_});
+        }
     }
     /// Thread CPU time of one prompt.
     double seconds() {
@@ -127,6 +132,7 @@ public:
 private:
     gated_prompt<Policy> tokens_;
     sash::kv_cache<Policy> cache_;
+    sash::workspace scratch_;
 };
 
 }  // namespace bench

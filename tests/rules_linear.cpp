@@ -184,8 +184,19 @@ TEST_CASE("R23: what follows changes no bit of what came before") {
             CHECK(difference_in_bits(floats(r.out.begin(), r.out.begin() + tokens * 76),
                                      floats(all.out.begin(), all.out.begin() + tokens * 76)) == "");
             kv_cache alone(linear{}, some);
-            CHECK(difference_in_bits(fed(alone, h, {tokens, 200 - tokens}), all) == "");
+            CHECK(difference(fed(alone, h, {tokens, 200 - tokens}), linear_rows(h), 3) == "");
         }
+}
+
+TEST_CASE("R23: short calls: what follows, in the same call or the next, changes no bit of what came before") {
+    const history h = contents(31, some);
+    kv_cache whole(linear{}, some);
+    const rows all = fed(whole, h, {31});
+    for (int64 tokens = 1; tokens < 31; ++tokens) {
+        kv_cache alone(linear{}, some);
+        CAPTURE(tokens);
+        CHECK(difference_in_bits(fed(alone, h, {tokens, 31 - tokens}), all) == "");
+    }
 }
 
 TEST_CASE("R23: the same of softmax policies: later tokens change no bit of earlier rows") {

@@ -66,6 +66,19 @@ figure prefill_over_scalar_decay(const effort& most) {
     return f;
 }
 
+/// A prompt in one call, so in chunks, over the same prompt in calls that are just too short for them.
+template <class Policy>
+figure recurrence_over_chunks(const effort& most) {
+    constexpr int64 n = 1024;
+    bench::gated_prefill<Policy> chunks({}, states_of_128, n), recurrence({}, states_of_128, n);
+    recurrence.most = sash::cpu::least_chunked - 1;
+    const auto [seconds, longer_seconds] = bench::in_turn(
+        most, [&] { return chunks.seconds(); }, [&] { return recurrence.seconds(); });
+    figure f = bench::ratio(longer_seconds, seconds);
+    f.note = per_token(bench::summary(seconds).median, n);
+    return f;
+}
+
 /// The smallest window of the study against the state update of elu + 1, both cold.
 figure small_window_over_linear(const effort& most) {
     constexpr int64 window = 64, sinks = 4;
@@ -95,6 +108,14 @@ std::vector<goal> linear_goals() {
          step_of_bandwidth<systems::kda>},
         {"cold decode, diagonal + low rank, 32 states, 2 × bytes, of read bandwidth", better::higher, 0.8, 0.95,
          step_of_bandwidth<systems::rwkv7>},
+        {"prefill n1024, decay by head, × recurrence", better::higher, 1.3, 1.6,
+         recurrence_over_chunks<systems::simple_gla>},
+        {"prefill n1024, decay by channel, × recurrence", better::higher, 1.3, 1.5,
+         recurrence_over_chunks<systems::gla>},
+        {"prefill n1024, delta rule, × recurrence", better::higher, 1.3, 1.7,
+         recurrence_over_chunks<systems::gated_deltanet>},
+        {"prefill n1024, diagonal + low rank, × recurrence", better::higher, 1.3, 1.4,
+         recurrence_over_chunks<systems::rwkv7>},
         {"prefill n2048, decay by channel, time over decay by head", better::lower, 1.6, 1.2,
          prefill_over_scalar_decay<systems::gla>},
         {"prefill n2048, diagonal + low rank, time over decay by head", better::lower, 1.6, 1.4,

@@ -1,7 +1,8 @@
 #pragma once
 /// \file
-/// Decays: how fast a state forgets. A decay g is the natural logarithm of the factor alpha = exp(g) that the state
-/// is multiplied by before a token is written; so g <= 0 always, 0 forgets nothing, -inf everything.
+/// Decays: how fast a state forgets. A decay g is the natural logarithm of the factor alpha = exp(g) that the state is
+/// multiplied by before a token is written; so g <= 0 always, 0 forgets nothing, -inf everything. alpha is not rounded
+/// to fp32, where it would be off by 3e-8, token after token: 1 - alpha is, relative error 4e-7 (cpu/fade.hpp).
 ///
 /// A decay is a small trivially copyable struct that says with
 ///

@@ -85,6 +85,7 @@ cpu::recurrent_call recurrent_call_of(const call<P, E>& c, verb what) {
     if (r.writes) {
         r.key = in.key;
         r.value = in.value;
+        r.chunked = cpu::chunked_tokens(in.key.tokens, c.cache->store.slack);
         if constexpr (takes_decay<P>) r.decay = in.decay;
         if constexpr (takes_beta<P>) r.beta = in.beta;
         if constexpr (takes_vectors<P>) {

@@ -12,13 +12,16 @@
 ///
 /// An entry is all that a token does to one state, so that it can be done again:
 ///
-///     phi(k) [feature_pitch] | v [value_pitch] | alpha, beta, the map's memory behind the token [16] |
-///     rows [feature_pitch] as the policy needs them: alpha of each feature, the vector that is looked up, the one
-///     that is put back
+///     phi(k) [feature_pitch] | v [value_pitch] | fade, beta, the map's memory behind the token [16] |
+///     rows [feature_pitch] as the policy needs them: the fade of each feature, the vector that is looked up, the one
+///     that is put back            (a fade is a factor of decay: cpu/fade.hpp)
 ///
-/// A state cannot be run backwards, so rolling back is running forward again: the base is copied over the state and
-/// the log replayed up to the new length. The same operations in the same order give the same bits as if the tokens had
-/// never come. The base moves up in strides of several tokens, so that it costs decode little bandwidth.
+/// The tokens of a long call that no rollback can reach go in chunks and are not logged; the base moves up behind them.
+///
+/// A state cannot be run backwards, so rolling back is running forward again: the base is copied over the state and the
+/// log replayed up to the new length. The same operations in the same order give the same bits as if the tokens had
+/// never come (in a call of their own). The base moves up in strides of several tokens, so that it costs decode little
+/// bandwidth.
 #include <sash/cache/storage.hpp>
 #include <sash/cpu/rows.hpp>
 #include <sash/linear.hpp>
@@ -52,8 +55,8 @@ struct entry_rows {
     static constexpr bool decays = decays_by_channel || !std::is_same_v<decltype(P::decay), no_decay>;
     static constexpr bool looks_up = update::needs_vectors || (update::needs_beta && decays);
 
-    static constexpr int alpha = decays_by_channel ? 0 : -1;
-    static constexpr int lookup = looks_up ? alpha + 1 : -1;
+    static constexpr int fade = decays_by_channel ? 0 : -1;
+    static constexpr int lookup = looks_up ? fade + 1 : -1;
     static constexpr int replacement = update::needs_vectors ? lookup + 1 : -1;
     static constexpr int count = decays_by_channel + looks_up + update::needs_vectors;
 };
@@ -79,7 +82,7 @@ inline constexpr int64 log_stride = 16;     // tokens by which the base moves up
 inline constexpr int64 most_tokens_of_states = int64{1} << 60;
 
 // Numbers of an entry.
-inline constexpr int64 entry_alpha = 0, entry_beta = 1, entry_memory = 2;
+inline constexpr int64 entry_fade = 0, entry_beta = 1, entry_memory = 2;
 inline constexpr int64 most_map_memory = state_padding - entry_memory;
 
 /// Plain data: a move copies the members and empties the source.
@@ -215,13 +218,18 @@ void rollback(state_store& store, const P&, const shape&, int64 n) {
     store.length = target;
 }
 
+/// Makes the state s of now, which has seen `tokens`, its base: no token before can be taken back, and none was logged.
+template <class Build>
+void move_base(const state_store& store, int64 s, int64 tokens) {
+    if (store.log_tokens > 0)
+        std::memcpy(store.base(s), store.state(s), static_cast<std::size_t>(store.state_floats) * sizeof(float));
+    store.base_at[s] = tokens;
+}
+
 /// Nothing is logged yet: the bases are the states.
 template <class Build>
 void begin_history(const state_store& store) {
-    if (store.slack > 0)
-        std::memcpy(store.base(0), store.data,
-                    static_cast<std::size_t>(store.states * store.state_floats) * sizeof(float));
-    for (int64 s = 0; s < store.states; ++s) store.base_at[s] = store.length;
+    for (int64 s = 0; s < store.states; ++s) move_base<Build>(store, s, store.length);
 }
 
 /// Makes room in the log of state s for `count` more tokens behind `next`, by moving its base up; count <= log_stride.

@@ -9,10 +9,20 @@ namespace sash::cpu {
 
 inline constexpr float log2_e = 1.44269504f;
 
+/// (2^f - 1) / f for |f| <= 1/2, of degree 4: chosen so that the largest relative error of 1 + f·q(f) is least (Remez),
+/// 9.2e-8.
+inline constexpr float slope_of_exp2[5] = {0.00132647271f, 0.00967151264f, 0.0555073374f, 0.240222421f, 0.693146978f};
+SASH_INLINE floats exp2_slope(floats f) {
+    constexpr auto& q = slope_of_exp2;
+    floats p = fma(f, floats(q[0]), floats(q[1]));
+#pragma GCC unroll 3
+    for (int k = 2; k < 5; ++k) p = fma(p, f, floats(q[k]));
+    return p;
+}
+
 /// 2^x of `Count` registers, each x <= 127.
 ///
-/// With n = round(x) and f = x - n in [-1/2, 1/2]:  2^x = 2^n · p(f),  p(f) = 1 + f·q(f), q of degree 4 chosen so that
-/// the largest relative error of p is least (Remez): 9.2e-8. Max error: 2 ulp. Exactly 1 at 0, exactly 0 at -infinity
+/// With n = round(x) and f = x - n in [-1/2, 1/2]:  2^x = 2^n · p(f),  p(f) = 1 + f·q(f), q as above. Max error: 2 ulp. Exactly 1 at 0, exactly 0 at -infinity
 /// and wherever the result would be far below the smallest normal number (x < -126 may give 0), NaN for NaN. Holds
 /// under -ffast-math too: rounding is an instruction of its own that cannot be reassociated, no test is one for
 /// infinity.
@@ -21,7 +31,7 @@ inline constexpr float log2_e = 1.44269504f;
 /// still waits, and few of them would be under way at once.
 template <int Count>
 SASH_INLINE void exp2(floats (&x)[Count]) {
-    constexpr float q[5] = {0.00132647271f, 0.00967151264f, 0.0555073374f, 0.240222421f, 0.693146978f};
+    constexpr auto& q = slope_of_exp2;
     floats p[Count];
 #if defined(__AVX512F__)
     floats n[Count];
@@ -66,26 +76,34 @@ SASH_INLINE floats exp2(floats x) {
     return one[0];
 }
 
+/// p · 2^n for a whole number n from -252 to 252.
+SASH_INLINE floats times_exp2(floats p, floats n) {
+#if defined(__AVX512F__)
+    return floats(_mm512_scalef_ps(p, n));
+#else
+    const integers whole = nearest_integers(n), half = whole >> 1, bias(127);  // in two steps: 2^n may be out of range
+    return p * as_floats((half + bias) << 23) * as_floats((whole - half + bias) << 23);
+#endif
+}
+
+/// n = round(x log2 e), and x - n ln 2 in two steps (Cody and Waite), so that nothing is lost for large |x|; in units
+/// of ln 2.
+struct exp_parts {
+    floats n, f;
+};
+SASH_INLINE exp_parts parts_of_exp(floats x) {
+    const floats n = to_floats(nearest_integers(x * floats(log2_e)));
+    return {n, fma(n, floats(2.12194440e-4f), fma(n, floats(-0.693359375f), x)) * floats(log2_e)};
+}
+
 /// e^x.
 ///
-/// With n = round(x log2 e), e^x = 2^n · e^f, f = x - n ln 2 in two steps (Cody and Waite), so that nothing is lost for large
-/// |x|; e^f = 2^(f log2 e) by the polynomial above. Max error: 3 ulp; exactly 1 at 0, 0 at -infinity, infinity where it is
-/// too large, NaN for NaN.
+/// 2^n · 2^f by the parts and the polynomial above. Max error: 3 ulp; exactly 1 at 0, 0 at -infinity, infinity where it
+/// is too large, NaN for NaN.
 SASH_INLINE floats exp_of(floats x) {
     const floats most(89.0f), least(-104.0f);  // beyond, the result is infinite, or 0
-    const floats bounded = minimum(most, maximum(least, x));
-    const integers whole = nearest_integers(bounded * floats(log2_e));
-    const floats n = to_floats(whole);
-    const floats f = fma(n, floats(2.12194440e-4f), fma(n, floats(-0.693359375f), bounded));
-    const floats g = f * floats(log2_e);
-    floats p = fma(g, floats(0.00132647271f), floats(0.00967151264f));
-    p = fma(p, g, floats(0.0555073374f));
-    p = fma(p, g, floats(0.240222421f));
-    p = fma(p, g, floats(0.693146978f));
-    p = fma(p, g, floats(1.0f));
-    const integers half = whole >> 1, bias(127);  // in two steps: 2^n itself may be out of range
-    const floats low = as_floats((half + bias) << 23), high = as_floats((whole - half + bias) << 23);
-    return p * low * high;
+    const exp_parts x_is = parts_of_exp(minimum(most, maximum(least, x)));
+    return times_exp2(fma(exp2_slope(x_is.f), x_is.f, floats(1.0f)), x_is.n);
 }
 
 /// tanh x.

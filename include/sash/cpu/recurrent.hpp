@@ -8,17 +8,20 @@
 /// a vector a, before the token, for the two rules that correct it. To look a up is to read the state once more, with a
 /// for a query: so all rules share one pass, and a correction costs one more reader.
 ///
-/// Columns of S never mix, so they lie in the lanes. A pass walks down the rows of S once: each row is loaded,
-/// written with up to four tokens while it is in registers, read by every query of those tokens, and stored. Decode
-/// is bound by the memory traffic of S, prefill by multiply-adds. Each element sees the same operations in the same
-/// order whichever pass it is in, so the bits do not depend on how the tokens are cut into calls.
+/// Columns of S never mix, so they lie in the lanes. A pass walks down the rows of S once: each row is loaded, written
+/// with up to four tokens while it is in registers, read by every query of those tokens, and stored. Decode is bound by
+/// the memory traffic of S, so what comes next is asked for on the way. Each element sees the same operations in the
+/// same order whichever pass it is in, so the bits do not depend on how the tokens are cut into calls.
 ///
-/// (The chunked form, sixteen tokens at a time as small matrix products, was tried and measured at T = 2048, 128 × 128:
-/// 0.92 to 1.17 times as fast, form by form. It does as many multiply-adds, and its bits depend on the cut.)
-#include <sash/cache/state.hpp>
+/// Long calls are bound by multiply-adds, of which the recurrence needs three for each element and token, four or five
+/// where it corrects. They go in chunks, which need one less (chunk.hpp): all tokens but those that a rollback can
+/// reach.
+#include <sash/cpu/chunk.hpp>
 #include <sash/cpu/column.hpp>
+#include <sash/cpu/fade.hpp>
 #include <sash/cpu/feature_row.hpp>
 #include <sash/cpu/rows.hpp>
+#include <sash/cpu/token_block.hpp>
 #include <sash/partial.hpp>
 #include <sash/rope.hpp>
 
@@ -38,7 +41,12 @@ struct recurrent_call {
     rotary_layout layout = rotary_layout::half_split;
     float scale = 1;                                            ///< of the output, where there is no normaliser
     int64 first = 0, last = std::numeric_limits<int64>::max();  ///< tokens of this round, of all that are there
+    int64 chunked = 0;  ///< so many tokens of the call, from its first, go in chunks: see chunked_tokens
 };
+
+/// Calls of at least so many tokens go in chunks. Those are faster from 8 tokens on (1.3 to 1.7 times at 8, 16 and 64,
+/// form by form, 32 states of 128 × 128); up to here drafts keep the bits of the recurrence, however they are cut.
+inline constexpr int64 least_chunked = 32;
 
 /// Tokens of a round: all states take so many before any takes more. Rows of one token lie side by side, those of one
 /// state far apart; pages and lines that a round has brought in serve every state.
@@ -46,38 +54,18 @@ inline constexpr int64 tokens_of_round = 64;
 
 // ------------------------------------------------------------------------------------------------------------ one pass
 
-enum class forgetting { nothing, by_head, by_channel };
-
-/// What happens to an element of the state when a token is written.
-template <forgetting Forgets, bool Replaces = false, bool ReadsFirst = false>
-struct step {
-    static constexpr forgetting forgets = Forgets;
-    static constexpr bool replaces = Replaces;       ///< + d r^T
-    static constexpr bool reads_first = ReadsFirst;  ///< queries see the state without the token
-};
-
-template <recurrent_policy P>
-using step_of = step<detail::entry_rows<P>::decays_by_channel ? forgetting::by_channel
-                     : detail::entry_rows<P>::decays          ? forgetting::by_head
-                                                              : forgetting::nothing,
-                     decltype(P::update)::needs_vectors, decltype(P::update)::reads_first>;
-
-/// Is the state read along a vector before a token is written?
-template <recurrent_policy P>
-inline constexpr bool corrects = decltype(P::update)::needs_beta || decltype(P::update)::needs_vectors;
-
 /// What one pass over columns of a state works on: `Tokens` tokens to write, in order, and `Rows` queries a token.
 inline constexpr int most_tokens = 4, most_rows = 4;
 struct state_pass {
     float* state = nullptr;  ///< S [features][columns], `pitch` floats apart
     int64 features = 0, columns = 0, pitch = 0;
-    float* ahead = nullptr;                  ///< as many columns that come next: asked for meanwhile; or null
-    const float* key[most_tokens] = {};      ///< phi(k), [features]
-    const float* value[most_tokens] = {};    ///< u, [columns]
-    float alpha[most_tokens] = {};           ///< where heads forget as a whole
-    const float* alphas[most_tokens] = {};   ///< [features], where each feature has its own
-    const float* replacement = nullptr;      ///< d, [features], and
-    const float* removed = nullptr;          ///< r, [columns], of a single token
+    float* ahead = nullptr;                ///< what comes next, laid out as these columns: asked for meanwhile; or null
+    const float* key[most_tokens] = {};    ///< phi(k), [features]
+    const float* value[most_tokens] = {};  ///< u, [columns]
+    float fade[most_tokens] = {};          ///< where heads forget as a whole
+    const float* fades[most_tokens] = {};  ///< [features], where each feature has its own
+    const float* replacement = nullptr;    ///< d, [features], and
+    const float* removed = nullptr;        ///< r, [columns], of a single token
     const float* query[2 * most_rows] = {};  ///< phi(q), [features]; token-major
     float* numerator[2 * most_rows] = {};    ///< S^T phi(q), [columns]
 };
@@ -113,13 +101,13 @@ SASH_INLINE void read_state_row(const float* const* query, int64 f, const floats
 template <class Build, int Tokens, int Rows, int Vectors, class Step>
 void pass_columns(const state_pass& p, int64 column) {
     constexpr int steps = Tokens > 0 ? Tokens : 1, readers = steps * Rows;
-    floats value[steps][Vectors], removed[Vectors], alpha[steps], sum[readers > 0 ? readers : 1][Vectors];
-    const float *key[steps], *alphas[steps], *query[readers > 0 ? readers : 1];
+    floats value[steps][Vectors], removed[Vectors], fade[steps], sum[readers > 0 ? readers : 1][Vectors];
+    const float *key[steps], *fades[steps], *query[readers > 0 ? readers : 1];
 #pragma GCC unroll 4
     for (int t = 0; t < Tokens; ++t) {
         key[t] = p.key[t];
-        alphas[t] = p.alphas[t];
-        alpha[t] = floats(p.alpha[t]);
+        fades[t] = p.fades[t];
+        fade[t] = floats(p.fade[t]);
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v) value[t][v] = load(p.value[t] + column + v * lanes<Build>);
     }
@@ -150,12 +138,13 @@ void pass_columns(const state_pass& p, int64 column) {
             if constexpr (Step::reads_first) read_state_row<Build, Rows>(query + t * Rows, f, s, sum + t * Rows);
             if constexpr (Tokens > 0) {
                 const floats phi(key[t][f]);
-                const floats factor = Step::forgets == forgetting::by_channel ? floats(alphas[t][f]) : alpha[t];
+                const floats by = Step::forgets == forgetting::by_channel ? floats(fades[t][f]) : fade[t];
 #pragma GCC unroll 8
                 for (int v = 0; v < Vectors; ++v) {
-                    if constexpr (Step::forgets != forgetting::nothing) s[v] = factor * s[v];
-                    if constexpr (Step::replaces) s[v] = fma(floats(p.replacement[f]), removed[v], s[v]);
-                    s[v] = fma(phi, value[t][v], s[v]);
+                    floats sum_of_new = Step::forgets == forgetting::nothing ? s[v] : by * s[v];
+                    if constexpr (Step::replaces) sum_of_new = fma(floats(p.replacement[f]), removed[v], sum_of_new);
+                    sum_of_new = fma(phi, value[t][v], sum_of_new);
+                    s[v] = Step::forgets == forgetting::nothing ? sum_of_new : kept(s[v], by) + sum_of_new;
                 }
             }
             if constexpr (!Step::reads_first) read_state_row<Build, Rows>(query + t * Rows, f, s, sum + t * Rows);
@@ -207,34 +196,6 @@ void pass(const state_pass& p, int64 rows) {
 
 // --------------------------------------------------------------------------------------------------- a block of tokens
 
-/// A token as it is written: the parts of its entry, in the log of the state or in scratch (see cache/state.hpp).
-struct written_token {
-    const float *key, *value, *numbers;
-    const float *alphas, *lookup, *replacement;
-};
-template <class Build, recurrent_policy P>
-written_token token_in(const detail::state_store& store, const float* entry) {
-    using rows = detail::entry_rows<P>;
-    const float* value = entry + store.feature_pitch;
-    const float* numbers = value + store.value_pitch;
-    const auto row = [&](int place) {
-        return place < 0 ? nullptr : numbers + detail::state_padding + place * store.feature_pitch;
-    };
-    return {
-        entry, value, numbers, row(rows::alpha), rows::lookup < 0 ? entry : row(rows::lookup), row(rows::replacement)};
-}
-
-/// Up to `most_of_block` tokens and the queries that read after each, token-major.
-inline constexpr int64 most_of_block = 8;
-struct token_block {
-    written_token token[most_of_block] = {};
-    int64 tokens = 0;              ///< in a call that only reads there is nothing in `token`
-    int64 rows = 0;                ///< queries a token
-    const float* query = nullptr;  ///< in: phi(q) [tokens · rows][feature_pitch]
-    float* numerator = nullptr;    ///< out: S^T phi(q) [tokens · rows][value_pitch]
-    float* denominator = nullptr;  ///< out: z·phi(q) [tokens · rows]
-};
-
 /// Tokens packed at a time: as many as one pass over a state takes with the sums in registers; where tokens are written
 /// one by one, enough that the state stays in the nearest cache for a while.
 template <recurrent_policy P>
@@ -250,8 +211,13 @@ void advance_normaliser(const detail::state_store& store, float* z, bool writes,
         if (writes) {
             const written_token& token = b.token[t];
             for (int64 f = 0; f < store.feature_pitch; f += lanes<Build>) {
-                const floats alpha = token.alphas ? load(token.alphas + f) : floats(token.numbers[detail::entry_alpha]);
-                cpu::store(z + f, fma(alpha, load(z + f), load(token.key + f)));
+                const floats old = load(z + f), key = load(token.key + f);
+                if constexpr (step_of<P>::forgets == forgetting::nothing) {
+                    cpu::store(z + f, old + key);
+                } else {
+                    const floats fade = token.fades ? load(token.fades + f) : floats(token.numbers[detail::entry_fade]);
+                    cpu::store(z + f, kept(old, fade) + fma(fade, old, key));
+                }
             }
         }
         for (int64 r = t * b.rows; r < (t + 1) * b.rows; ++r) {
@@ -295,8 +261,8 @@ template <class Build>
 void point_at_token(state_pass& p, const written_token& token, int64 column, int64 at) {
     p.key[at] = token.key;
     p.value[at] = token.value + column;
-    p.alpha[at] = token.numbers[detail::entry_alpha];
-    p.alphas[at] = token.alphas;
+    p.fade[at] = token.numbers[detail::entry_fade];
+    p.fades[at] = token.fades;
     p.replacement = token.replacement;
 }
 
@@ -322,6 +288,7 @@ void add_to_state(const detail::state_store& store, float* state, const token_bl
     state_pass p = pass_over<Build, Number>(store, state, 0, store.value_pitch);
     const bool one_pass = !one_by_one && b.tokens > 1 && b.tokens == tokens_of_block<P>(b.rows);
     const int64 at_once = one_pass ? b.tokens : 1;
+    if (at_once == 1) p.ahead = state + detail::round_up(1024, store.value_pitch);
     const int64 rows = detail::smaller(b.rows, most_rows);
     for (int64 t = 0; t < b.tokens; t += at_once) {
         const int64 beyond = t * b.rows + rows, end = (t + 1) * b.rows;  // readers that one pass does not take
@@ -346,10 +313,10 @@ void advance_column(const detail::state_store& store, float* state, bool writes,
     for (int64 t = 0; t < b.tokens; ++t) {
         const written_token& w = b.token[t];
         column_token token;
-        if (writes) token = {w.key, w.alphas, w.numbers[detail::entry_alpha], w.value[0]};
-        step_column<Build, Step::reads_first>(state, store.features, writes ? &token : nullptr,
-                                              b.query + t * b.rows * store.feature_pitch, store.feature_pitch, b.rows,
-                                              b.numerator + t * b.rows * store.value_pitch, store.value_pitch);
+        if (writes) token = {w.key, w.fades, w.numbers[detail::entry_fade], w.value[0]};
+        step_column<Build, Step>(state, store.features, writes ? &token : nullptr,
+                                 b.query + t * b.rows * store.feature_pitch, store.feature_pitch, b.rows,
+                                 b.numerator + t * b.rows * store.value_pitch, store.value_pitch);
     }
 }
 
@@ -421,6 +388,18 @@ void replay(const detail::state_store& store, int64 s, float* state, int64 first
 
 // ------------------------------------------------------------------------------------------------------------ the call
 
+/// How many tokens of a call that writes `tokens` go in chunks: a multiple of eight, none of those that may be taken
+/// back.
+SASH_INLINE constexpr int64 chunked_tokens(int64 tokens, int64 slack) {
+    return tokens < least_chunked ? 0 : detail::larger(0, tokens - slack) / chunk_tokens * chunk_tokens;
+}
+
+/// Tokens of a block that goes in chunks, and of any.
+SASH_INLINE constexpr int64 tokens_of_chunks(int64 rows) {
+    return rows <= most_rows ? most_chunks * chunk_tokens : chunk_tokens;
+}
+static_assert(most_of_block <= chunk_tokens, "sash: what holds a chunk holds a block");
+
 /// Scratch of one task, in floats, and how it is divided.
 struct recurrent_rows {
     float* raw;          ///< [key_dim]
@@ -430,33 +409,39 @@ struct recurrent_rows {
     float* query;        ///< [tokens · rows][feature_pitch]
     float* numerator;    ///< [tokens · rows][value_pitch]
     float* denominator;  ///< [tokens · rows]
+    float* weights;      ///< [chunks][chunk_floats]
+    float* packed;       ///< [features][2 registers]
     float* widened;      ///< S as floats, where it is kept in less
 };
 
 template <class P>
 SASH_INLINE constexpr int64 recurrent_scratch(const P& policy, const shape& s, scalar element = scalar::f32) {
-    constexpr int64 pad = detail::state_padding, tokens = most_of_block;
-    const int64 rows = detail::heads_of_states(policy, s).readers;
+    constexpr int64 pad = detail::state_padding;
+    const int64 rows = detail::heads_of_states(policy, s).readers, tokens = tokens_of_chunks(rows);
     const int64 features = detail::round_up(policy.features(s.key_dim), pad);
     const int64 values = detail::round_up(s.value_dim, pad);
     const int64 entry = detail::state_store::entry_floats(features, values, detail::entry_rows<P>::count);
     const int64 widened = element == scalar::f32 ? 0 : features * values;
-    return detail::round_up(s.key_dim, pad) + map_scratch(policy.map, s.key_dim) + features + most_of_block * entry +
-           tokens * rows * (features + values + pad) + widened;
+    return detail::round_up(s.key_dim, pad) + map_scratch(policy.map, s.key_dim) + features + tokens * entry +
+           tokens * rows * (features + values + pad) + tokens / chunk_tokens * chunk_floats(features, rows) +
+           features * 2 * pad + widened;
 }
 
 template <class Build, class P>
 recurrent_rows divide_scratch(float* scratch, const P& policy, const shape& s, const detail::state_store& store,
                               int64 readers) {
+    const int64 tokens = tokens_of_chunks(readers), all = tokens * readers;
     recurrent_rows rows;
     rows.raw = scratch;
     rows.map = rows.raw + detail::round_up(s.key_dim, detail::state_padding);
     rows.gate = rows.map + map_scratch(policy.map, s.key_dim);
     rows.entry = rows.gate + store.feature_pitch;
-    rows.query = rows.entry + most_of_block * store.entry_floats();
-    rows.numerator = rows.query + readers * store.feature_pitch;
-    rows.denominator = rows.numerator + readers * store.value_pitch;
-    rows.widened = rows.denominator + detail::round_up(readers, detail::state_padding);
+    rows.query = rows.entry + tokens * store.entry_floats();
+    rows.numerator = rows.query + all * store.feature_pitch;
+    rows.denominator = rows.numerator + all * store.value_pitch;
+    rows.weights = rows.denominator + all * detail::state_padding;
+    rows.packed = rows.weights + tokens / chunk_tokens * chunk_floats(store.feature_pitch, readers);
+    rows.widened = rows.packed + store.features * 2 * detail::state_padding;
     return rows;
 }
 
@@ -477,11 +462,16 @@ template <class Build, operand Which, class P>
 void features_of(const recurrent_task<P>& at, const input& x, int64 token, int64 head, int64 map_head, float* phi,
                  float* keep = nullptr) {
     const int64 dim = at.dims.key_dim;
-    read_row<Build>(x, token, head, at.rows.raw);
-    if (at.call.turns)
-        turn_row<Build>(at.rows.raw, at.call.turns + token * at.call.pairs, at.call.pairs, at.call.layout);
-    for (int64 d = dim; d < detail::round_up(dim, detail::state_padding); ++d) at.rows.raw[d] = 0;
-    map_row<Build, Which>(at.policy.map, map_head, at.rows.raw, dim, phi, at.store.feature_pitch, at.rows.map,
+    const float* row = at.rows.raw;
+    if (dim % detail::state_padding == 0 && !at.call.turns) {
+        row = float_row<Build>(x, token, head, at.rows.raw);
+    } else {
+        read_row<Build>(x, token, head, at.rows.raw);
+        if (at.call.turns)
+            turn_row<Build>(at.rows.raw, at.call.turns + token * at.call.pairs, at.call.pairs, at.call.layout);
+        for (int64 d = dim; d < detail::round_up(dim, detail::state_padding); ++d) at.rows.raw[d] = 0;
+    }
+    map_row<Build, Which>(at.policy.map, map_head, row, dim, phi, at.store.feature_pitch, at.rows.map,
                           at.store.length + token, at.store.map_memory(at.store.state(at.state)), keep);
 }
 
@@ -492,18 +482,25 @@ void read_gate_row(const recurrent_task<P>& at, const input& x, int64 token, flo
     for (int64 f = at.store.features; f < at.store.feature_pitch; ++f) to[f] = 0;
 }
 
-/// The factors by which the state shrinks before a token: alpha into numbers, or one for each feature into `alphas`,
-/// where the map may have put what it keeps.
+/// By how much the state fades before a token: one number, or one for each feature in `fades`, where the map may have
+/// put the factors by which it shrinks what is there.
 template <class Build, class P>
-void pack_decay(const recurrent_task<P>& at, int64 token, float* numbers, float* alphas) {
+void pack_decay(const recurrent_task<P>& at, int64 token, float* numbers, float* fades) {
     using Decay = decltype(P::decay);
     constexpr bool map_keeps = ask::map_memory < decltype(P::map) >> 0;
-    numbers[detail::entry_alpha] = 1;
+    numbers[detail::entry_fade] = no_fade;
+    if constexpr (map_keeps)
+        for (int64 f = 0; f < at.store.feature_pitch; f += lanes<Build>) store(fades + f, fade_of(load(fades + f)));
     if constexpr (ask::per_channel<Decay>) {
-        read_gate_row<Build>(at, at.call.decay, token, at.rows.gate);
+        const float* gate = at.rows.gate;
+        if (at.store.features == at.store.feature_pitch)
+            gate =
+                float_row<Build>(at.call.decay, token, at.heads.of_state(at.state, at.dims.gate_heads), at.rows.gate);
+        else
+            read_gate_row<Build>(at, at.call.decay, token, at.rows.gate);
         for (int64 f = 0; f < at.store.feature_pitch; f += lanes<Build>) {
-            const floats factor = xsimd::exp(load(at.rows.gate + f));
-            store(alphas + f, map_keeps ? factor * load(alphas + f) : factor);
+            const floats fade = fade_of_log(load(gate + f));
+            store(fades + f, map_keeps ? fade_of_both(fade, load(fades + f)) : fade);
         }
     } else if constexpr (!std::is_same_v<Decay, no_decay>) {
         const int64 head = at.heads.of_state(at.state, at.dims.gate_heads);
@@ -512,10 +509,11 @@ void pack_decay(const recurrent_task<P>& at, int64 token, float* numbers, float*
             g = at.policy.decay.of_head(head);
         else
             g = detail::number_at(at.call.decay, token, head);
-        const float alpha = ::expf(g);
-        numbers[detail::entry_alpha] = alpha;
+        const float fade = fade_of_log(g);
+        numbers[detail::entry_fade] = fade;
         if constexpr (map_keeps)
-            for (int64 f = 0; f < at.store.feature_pitch; ++f) alphas[f] *= alpha;
+            for (int64 f = 0; f < at.store.feature_pitch; f += lanes<Build>)
+                store(fades + f, fade_of_both(floats(fade), load(fades + f)));
     }
 }
 
@@ -535,7 +533,7 @@ void pack_correction(const recurrent_task<P>& at, int64 token, const written_tok
         if constexpr (rows::looks_up)
             for (int64 f = 0; f < at.store.feature_pitch; f += lanes<Build>)
                 store(lookup + f,
-                      load(to.key + f) * (to.alphas ? load(to.alphas + f) : floats(numbers[detail::entry_alpha])));
+                      faded(load(to.key + f), to.fades ? load(to.fades + f) : floats(numbers[detail::entry_fade])));
     }
 }
 
@@ -548,14 +546,14 @@ written_token pack_token(const recurrent_task<P>& at, int64 token, float* entry)
     const int64 map_heads = ask::key_map_heads(at.policy.map, s.key_dim);
     float *value = entry + store.feature_pitch, *numbers = value + store.value_pitch,
           *row = numbers + detail::state_padding;
-    float* alphas = rows::alpha < 0 ? nullptr : row + rows::alpha * store.feature_pitch;
+    float* fades = rows::fade < 0 ? nullptr : row + rows::fade * store.feature_pitch;
     for (int64 i = 0; i < detail::state_padding; ++i) numbers[i] = 0;
 
     features_of<Build, operand::key>(at, at.call.key, token, at.heads.of_state(at.state, s.key_heads),
-                                     at.heads.of_state(at.state, map_heads), entry, alphas);
+                                     at.heads.of_state(at.state, map_heads), entry, fades);
     read_row<Build>(at.call.value, token, at.heads.of_state(at.state, s.value_heads), value);
     for (int64 d = s.value_dim; d < store.value_pitch; ++d) value[d] = 0;
-    pack_decay<Build>(at, token, numbers, alphas);
+    pack_decay<Build>(at, token, numbers, fades);
     const written_token made = token_in<Build, P>(store, entry);
     if constexpr (corrects<P>)
         pack_correction<Build>(at, token, made, numbers, row + rows::lookup * store.feature_pitch,
@@ -592,21 +590,24 @@ void pack_queries_of_state(const recurrent_task<P>& at, const token_block& b, in
         }
 }
 
+/// u of query r of a state, in the rule that has one.
+template <class P>
+SASH_INLINE const float* bonus_of(const recurrent_task<P>& at, int64 r) {
+    const int64 features = at.store.features, head = at.state * at.heads.readers + r;
+    return at.policy.update.of_head(at.heads.of_output(head, at.policy.update.heads(features)), features);
+}
+
 /// numerator += (sum_c q_c u_c k_c) v: the token itself, in the rule that reads before it writes.
 template <class Build, class P>
 void add_bonus(const recurrent_task<P>& at, const token_block& b) {
     const detail::state_store& store = at.store;
-    const int64 features = store.features, bonus_heads = at.policy.update.heads(features);
     for (int64 r = 0; r < b.tokens * b.rows; ++r) {
-        const int64 head = at.state * at.heads.readers + r % b.rows;
-        const float* bonus = at.policy.update.of_head(at.heads.of_output(head, bonus_heads), features);
-        const float* query = b.query + r * store.feature_pitch;
         const written_token& token = b.token[r / b.rows];
-        float weight = 0;
-        for (int64 f = 0; f < features; ++f) weight += query[f] * bonus[f] * token.key[f];
+        const floats weight(bonus_weight<Build>(b.query + r * store.feature_pitch, bonus_of(at, r % b.rows), token.key,
+                                                store.features));
         float* row = b.numerator + r * store.value_pitch;
         for (int64 d = 0; d < store.value_pitch; d += lanes<Build>)
-            cpu::store(row + d, fma(floats(weight), load(token.value + d), load(row + d)));
+            cpu::store(row + d, fma(weight, load(token.value + d), load(row + d)));
     }
 }
 
@@ -634,7 +635,7 @@ void finish_rows(const recurrent_task<P>& at, const token_block& b, int64 first)
             if (at.call.lse)
                 at.call.lse[token * at.dims.heads + head] = detail::is_zero(mass) ? minus_infinity() : ::logf(mass);
         } else {
-            scale_row<Build>(row, at.store.value_pitch, at.call.scale);
+            if (at.call.scale != 1.0f) scale_row<Build>(row, at.store.value_pitch, at.call.scale);
         }
         write_row<Build>(at.call.out, token, head, row);
     }
@@ -695,6 +696,79 @@ void scan_in_place(const recurrent_task<P>& at, int64 first, int64 last) {
     }
 }
 
+/// Chunk i of a block whose entries and queries are packed.
+template <class Build, class P>
+chunk chunk_in(const recurrent_task<P>& at, const token_block& b, int64 i) {
+    using rows = detail::entry_rows<P>;
+    const detail::state_store& store = at.store;
+    const int64 first = i * chunk_tokens, reader = first * b.rows;
+    float* entry = at.rows.entry + first * store.entry_floats();
+    float *numbers = entry + store.feature_pitch + store.value_pitch, *row = numbers + detail::state_padding;
+    float* weights = at.rows.weights + i * chunk_floats(store.feature_pitch, b.rows);
+    chunk c;
+    c.pitch = store.entry_floats();
+    c.key = entry;
+    c.value = entry + store.feature_pitch;
+    c.numbers = numbers;
+    c.lookup = rows::lookup < 0 ? entry : row + rows::lookup * store.feature_pitch;
+    c.replacement = row + rows::replacement * store.feature_pitch;
+    c.fades = row + rows::fade * store.feature_pitch;
+    c.query = at.rows.query + reader * store.feature_pitch;
+    c.numerator = b.numerator + reader * store.value_pitch;
+    c.denominator = b.denominator + reader;
+    c.query_weight = weights;
+    c.lookup_weight = weights + chunk_tokens * b.rows * row_weights;
+    c.fade_of_all = c.lookup_weight + chunk_tokens * row_weights;
+    c.factor_of_all = c.fade_of_all + store.feature_pitch;
+    return c;
+}
+
+/// Rows of the block of `tokens` tokens that comes next: of this state, or of the one behind it.
+template <class Build, class P>
+rows_ahead rows_behind(const recurrent_task<P>& at, int64 next, int64 tokens) {
+    const recurrent_call& c = at.call;
+    const int64 end = detail::smaller(c.last, c.chunked), turned = next >= end, state = at.state + turned;
+    const int64 token = turned ? c.first : next, gate = at.heads.of_state(state, at.dims.gate_heads);
+    rows_ahead ahead;
+    for (const char*& row : ahead.row) row = reinterpret_cast<const char*>(at.rows.packed);
+    if (state == at.store.states) return ahead;
+    const auto add = [&](const auto& x, int64 head) {
+        ahead.add(x.at(token, head), x.token_stride * detail::bytes_of(x.type));
+    };
+    add(c.key, at.heads.of_state(state, at.dims.key_heads));
+    add(c.value, at.heads.of_state(state, at.dims.value_heads));
+    if constexpr (ask::per_channel<decltype(P::decay)>) add(c.decay, gate);
+    if constexpr (P::needs_vectors) add(c.removal, gate), add(c.replacement, gate);
+    for (int64 r = state * at.heads.readers; c.reads && r < (state + 1) * at.heads.readers; ++r) {
+        add(c.query, at.heads.of_output(r, at.dims.query_heads));
+        add(c.out, r);
+    }
+    ahead.left = ahead.operands * detail::smaller(tokens, end - token);
+    return ahead;
+}
+
+/// The block's tokens, from `first` on, in chunks. `matrix` is S as floats.
+template <class Build, class P>
+void advance_chunks(const recurrent_task<P>& at, float* matrix, const token_block& b, int64 first) {
+    const detail::state_store& store = at.store;
+    for (int64 t = 0; t < b.tokens; ++t) pack_token<Build>(at, first + t, at.rows.entry + t * store.entry_floats());
+    pack_queries_of_state<Build>(at, b, first);
+    chunk chunks[most_chunks];
+    const int64 count = b.tokens / chunk_tokens;
+    for (int64 i = 0; i < count; ++i) {
+        chunks[i] = chunk_in<Build>(at, b, i);
+        weigh_chunk<Build, P>(chunks[i], store, b.rows, [&](int64 r) {
+            if constexpr (step_of<P>::reads_first) return bonus_of(at, r);
+        });
+        if constexpr (P::has_normaliser)
+            advance_normaliser<Build, step_of<P>>(chunks[i], store.feature_pitch, b.rows,
+                                                  store.normaliser(store.state(at.state)));
+    }
+    rows_ahead ahead = rows_behind<Build>(at, first + b.tokens, b.tokens);
+    advance_columns<Build, P>(store, matrix, chunks, count, b.rows, at.rows.packed, ahead);
+    finish_rows<Build>(at, b, first);
+}
+
 /// All tokens of a round, in order, for one state and the output heads that read it. Calls for different states may
 /// run at the same time. `scratch` holds recurrent_scratch(policy, shape) floats, 64-byte aligned. The caller adds
 /// the tokens to store.length when every state is done.
@@ -710,13 +784,8 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
     }
     token_block b;
     b.rows = call.reads ? heads.readers : 0;
-    const recurrent_task<P> at{policy,
-                               s,
-                               store,
-                               call,
-                               heads,
-                               state,
-                               divide_scratch<Build>(scratch, policy, s, store, most_of_block * heads.readers)};
+    const recurrent_task<P> at{
+        policy, s, store, call, heads, state, divide_scratch<Build>(scratch, policy, s, store, heads.readers)};
     b.query = at.rows.query;
     b.numerator = at.rows.numerator;
     b.denominator = at.rows.denominator;
@@ -727,7 +796,14 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
     const bool widens = is_narrow && (tokens - call.first > 1 || store.is_column);
     float* matrix = widens ? at.rows.widened : store.state(state);
     if (widens) widen_matrix<Build>(store, state, matrix);
-    for (int64 t = call.first; t < tokens; t += b.tokens) {
+    int64 t = call.first;
+    const int64 chunked = store.is_column ? 0 : detail::smaller(tokens, call.chunked);
+    for (; t < chunked; t += b.tokens) {
+        b.tokens = detail::smaller(chunked - t, tokens_of_chunks(b.rows));
+        advance_chunks<Build>(at, matrix, b, t);
+        if (t + b.tokens == call.chunked) detail::move_base<Build>(store, state, store.length + call.chunked);
+    }
+    for (; t < tokens; t += b.tokens) {
         b.tokens = detail::smaller(tokens - t, tokens_of_block<P>(b.rows));
         if (call.writes) pack_written<Build>(at, b, t);
         if (call.reads) pack_queries_of_state<Build>(at, b, t);

@@ -69,10 +69,32 @@ SASH_INLINE floats load(const float* p) { return floats::load_unaligned(p); }
 SASH_INLINE void store(float* p, floats x) { x.store_unaligned(p); }
 SASH_INLINE integers load(const std::int32_t* p) { return integers::load_unaligned(p); }
 
+/// Loaded once: g++ reads memory again for each use of a number, where it finds an instruction that can.
+SASH_INLINE floats load_once(const float* p) {
+#if defined(__GNUC__) && defined(__AVX512F__)
+    __m512 x = load(p);
+    __asm__("" : "+v"(x));
+    return floats(x);
+#elif defined(__GNUC__) && defined(__AVX__)
+    __m256 x = load(p);
+    __asm__("" : "+x"(x));
+    return floats(x);
+#else
+    return load(p);
+#endif
+}
+
 /// Asks for the cache line at `p`. Any address will do: a prefetch does not fault.
 SASH_INLINE void prefetch([[maybe_unused]] const void* p) {
 #if defined(__GNUC__)
     __builtin_prefetch(p, 0, 3);
+#endif
+}
+
+/// The same for memory that is not used at once: into the second cache.
+SASH_INLINE void prefetch_early([[maybe_unused]] const void* p) {
+#if defined(__GNUC__)
+    __builtin_prefetch(p, 0, 2);
 #endif
 }
 
@@ -589,6 +611,43 @@ SASH_INLINE void unzip(const float* p, floats& even, floats& odd) {
     for (std::size_t i = 0; i < 2 * floats::size; ++i) apart[i % 2][i / 2] = p[i];
     even = floats::load_aligned(apart[0]);
     odd = floats::load_aligned(apart[1]);
+#endif
+}
+
+#if defined(__SSE2__)
+SASH_INLINE quad plus(quad a, quad b) { return _mm_add_ps(a, b); }
+SASH_INLINE void store_quad(float* p, quad x) { _mm_storeu_ps(p, x); }
+#elif defined(SASH_NEON)
+SASH_INLINE quad plus(quad a, quad b) { return vaddq_f32(a, b); }
+SASH_INLINE void store_quad(float* p, quad x) { vst1q_f32(p, x); }
+#else
+SASH_INLINE quad plus(quad a, quad b) {
+    return {{a.lane[0] + b.lane[0], a.lane[1] + b.lane[1], a.lane[2] + b.lane[2], a.lane[3] + b.lane[3]}};
+}
+SASH_INLINE void store_quad(float* p, quad x) { std::memcpy(p, &x, sizeof x); }
+#endif
+
+/// to[i] = sum of the lanes of x[i], of four registers.
+SASH_INLINE void store_sums_of_lanes(const floats* x, float* to) {
+#if defined(__AVX512F__)
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    const __m512 odd = _mm512_shuffle_ps(ab, cd, _MM_SHUFFLE(3, 2, 3, 2));
+    const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, _MM_SHUFFLE(1, 0, 1, 0)), odd);
+    const __m512 pairs_of_quads = _mm512_add_ps(all, _mm512_shuffle_f32x4(all, all, _MM_SHUFFLE(1, 0, 3, 2)));
+    const __m512 upper = _mm512_shuffle_f32x4(pairs_of_quads, pairs_of_quads, _MM_SHUFFLE(2, 3, 0, 1));
+    _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_add_ps(pairs_of_quads, upper)));
+#else
+    alignas(64) float lane[4 * floats::size];
+    quad each[4];
+    for (std::size_t i = 0; i < 4; ++i) {
+        float* const mine = lane + i * floats::size;
+        x[i].store_aligned(mine);
+        each[i] = load_quad(mine);
+        for (std::size_t j = 4; j < floats::size; j += 4) each[i] = plus(each[i], load_quad(mine + j));
+    }
+    transpose_4x4(each[0], each[1], each[2], each[3], lane, lane + 4, lane + 8, lane + 12);
+    store_quad(to, plus(plus(load_quad(lane), load_quad(lane + 4)), plus(load_quad(lane + 8), load_quad(lane + 12))));
 #endif
 }
 
