@@ -2,9 +2,10 @@
 /// \file
 /// One token at a time, or a few: keys stand in the lanes of registers.
 ///
-/// The rows are the query heads of these tokens that share a KV head, up to sixteen. Nothing is computed that memory does
-/// not have to deliver first, so the kernel is arranged around the stream of cache lines: each is loaded once and meets
-/// all rows (AVX2: four at a time), and what is needed next is asked for while this is worked on.
+/// The rows are the query heads of these tokens that share a KV head, up to eight (where the registers are short:
+/// sixteen). Nothing is computed that memory does not have to deliver first, so the kernel is arranged around the stream
+/// of cache lines: each is loaded once and meets all rows (AVX2: four at a time), in the order of their addresses, and what
+/// is needed next is asked for while this is worked on.
 ///
 ///     S[row][key]  = Σ_d    q[row][d] · K[d][key]            lanes: keys
 ///     P[row][key]  = 2^(S[row][key] - m[row])
@@ -220,19 +221,20 @@ template <class Build>
 inline constexpr int sums = registers<Build> / 2;
 
 /// Rows are taken as many at a time as leave room for two registers of each: by ones, fours or eights. Where there are
-/// fewer, the last row is computed more than once, with the same result. (Twos would be one more kernel to compile.)
+/// fewer, a row is computed for nothing. (Twos would be one more kernel to compile.)
 template <class Build>
 inline constexpr int most_rows = sums<Build> / 2;
 
-/// Panels of keys whose scores are taken at once, at most.
-/// Registers of keys that are scored at once: the keys of a panel, or as many of them as the sums leave room for.
+/// Registers of a panel that are taken at once, keys or columns of values: all, or as many as the sums leave room for. One
+/// panel after the other, so that memory is read from end to end: two at a time cost a tenth of the bandwidth.
 template <class Build, int Rows>
 inline constexpr int at_once = [] {
     constexpr int panel = static_cast<int>(detail::panel_width) / lanes<Build>;
     return sums<Build> / Rows < panel ? sums<Build> / Rows : panel;
 }();
 
-/// Each score is so many sums, over every other dimension, where one for each row would have to wait for itself.
+/// Each score, and each column, is so many sums, one over the even terms and one over the odd: where there is but one
+/// register of each row at a time, a single sum would have to wait for itself.
 template <class Build>
 inline constexpr int chains = sums<Build> / most_rows<Build> / at_once<Build, most_rows<Build>>;
 
