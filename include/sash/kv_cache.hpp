@@ -128,7 +128,7 @@ public:
     /// The states as they are, for policies that keep some (of a hybrid, those of its linear part): views of the cache's
     /// memory, of floats or, by storage.state, bfloat16. They are good until the cache changes. Allocates nothing.
     SASH_INLINE recurrent_state state() const {
-        static_assert(has_state_, "sash: this policy keeps no state: only linear<…> and hybrid<…> do");
+        static_assert(has_state_, "sash: this policy keeps no state: only linear and hybrid policies do");
         return detail::view_of_states<build_>(detail::states_of(data_.store));
     }
     /// Begins from states that come from elsewhere: another cache, another program, a learned initial state. What was held
@@ -141,7 +141,7 @@ public:
     /// Cost: a copy. Allocates one row. Errors: sash::error for extents or a length that cannot be, before anything is
     /// written.
     SASH_INLINE void state(const recurrent_state& of) {
-        static_assert(has_state_, "sash: this policy keeps no state: only linear<…> and hybrid<…> do");
+        static_assert(has_state_, "sash: this policy keeps no state: only linear and hybrid policies do");
         detail::set_states_of_cache<build_>(data_, of);
     }
 

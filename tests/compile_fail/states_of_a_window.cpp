@@ -1,4 +1,4 @@
-// expected-error {{sash: this policy keeps no state: only linear<…> and hybrid<…> do}}
+// expected-error {{sash: this policy keeps no state: only linear and hybrid policies do}}
 #include <sash/sash.hpp>
 
 int main() {

@@ -124,7 +124,7 @@ template <class Build, class Number = float>
 void pack_queries(query_tile<Build>& tile, int frame, const Number* const* rows, float factor) {
     constexpr int64 pitch = query_tile<Build>::capacity;
     Number* to = reinterpret_cast<Number*>(tile.query + frame * tile.key_dim * pitch);
-    tile.score_factor = std::abs(factor);
+    tile.score_factor = factor < 0 ? -factor : factor;
     if constexpr (std::is_same_v<Number, float>) {
         transpose_rows(tile, rows, tile.key_dim, factor, to);
     } else {

@@ -728,7 +728,7 @@ template <class Build, class P>
 rows_ahead rows_behind(const recurrent_task<P>& at, int64 next, int64 tokens) {
     const recurrent_call& c = at.call;
     const int64 end = detail::smaller(c.last, c.chunked), turned = next >= end, state = at.state + turned;
-    const int64 token = turned ? c.first : next, gate = at.heads.of_state(state, at.dims.gate_heads);
+    const int64 token = turned ? c.first : next;
     rows_ahead ahead;
     for (const char*& row : ahead.row) row = reinterpret_cast<const char*>(at.rows.packed);
     if (state == at.store.states) return ahead;
@@ -737,8 +737,9 @@ rows_ahead rows_behind(const recurrent_task<P>& at, int64 next, int64 tokens) {
     };
     add(c.key, at.heads.of_state(state, at.dims.key_heads));
     add(c.value, at.heads.of_state(state, at.dims.value_heads));
-    if constexpr (ask::per_channel<decltype(P::decay)>) add(c.decay, gate);
-    if constexpr (P::needs_vectors) add(c.removal, gate), add(c.replacement, gate);
+    const auto add_gate = [&](const input& x) { add(x, at.heads.of_state(state, at.dims.gate_heads)); };
+    if constexpr (ask::per_channel<decltype(P::decay)>) add_gate(c.decay);
+    if constexpr (P::needs_vectors) add_gate(c.removal), add_gate(c.replacement);
     for (int64 r = state * at.heads.readers; c.reads && r < (state + 1) * at.heads.readers; ++r) {
         add(c.query, at.heads.of_output(r, at.dims.query_heads));
         add(c.out, r);
@@ -799,7 +800,7 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
     int64 t = call.first;
     const int64 chunked = store.is_column ? 0 : detail::smaller(tokens, call.chunked);
     for (; t < chunked; t += b.tokens) {
-        b.tokens = detail::smaller(chunked - t, tokens_of_chunks(b.rows));
+        b.tokens = detail::smaller(chunked - t, tokens_of_chunks(heads.readers));  // as the scratch is divided
         advance_chunks<Build>(at, matrix, b, t);
         if (t + b.tokens == call.chunked) detail::move_base<Build>(store, state, store.length + call.chunked);
     }
