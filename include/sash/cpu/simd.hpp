@@ -194,7 +194,7 @@ struct multipliers<Build, Count, float> {
 
 #if defined(__AVX512F__)
 /// Sixteen multipliers for one register: each is a load, and there is room for no more of them than there are
-/// multiplications. So two of the sixteen are taken out of the line that has to be loaded anyway.
+/// multiplications. So four of the sixteen are taken out of the line that has to be loaded anyway.
 template <class Build>
 struct multipliers<Build, 16, float> {
     const float* at;
@@ -202,11 +202,11 @@ struct multipliers<Build, 16, float> {
 
     SASH_INLINE explicit multipliers(const float* p) : at(p) {
         __m512 loaded = _mm512_loadu_ps(p);
-        asm("" : "+v"(loaded));  // or each of the two would load it once more
+        asm("" : "+v"(loaded));  // or each of the four would load it once more
         line = loaded;
     }
     SASH_INLINE floats operator[](int i) const {
-        return i == 3 || i == 8 || i == 13 ? floats(_mm512_permutexvar_ps(_mm512_set1_epi32(i), line)) : floats(at[i]);
+        return i % 4 == 2 ? floats(_mm512_permutexvar_ps(_mm512_set1_epi32(i), line)) : floats(at[i]);
     }
 };
 #endif
