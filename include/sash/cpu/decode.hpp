@@ -370,19 +370,27 @@ SASH_INLINE void add_token(floats (&sum)[Rows][Wide], const float* weights, cons
         for (int w = 0; w < Wide; ++w) sum[r][w] = fma(floats(weights[r * block_tokens]), value[w], sum[r][w]);
 }
 
-/// O += Σ P · V over lanes [first, last), for `count` <= Rows rows from `row` on and the columns in at_once registers from
-/// `column` on. Where a score is two sums a column is, too: of the even tokens and of the odd ones.
+/// Panels of values that are taken at once: two of bytes, which come faster than weights can be loaded for one panel.
 template <class Build, class Element, int Rows>
+inline constexpr int value_panels =
+    codec<Element>::has_scales && 2 * Rows* detail::panel_width <= sums<Build>* lanes<Build> ? 2 : 1;
+
+/// O += Σ P · V over lanes [first, last), for `count` <= Rows rows from `row` on and the columns in at_once registers from
+/// `column` on, of `Panels` panels. Where a score is two sums a column is, too: of the even tokens and of the odd ones.
+template <class Build, class Element, int Rows, int Panels>
 void weigh(const decode_rows<Build>& t, int row, int count, const std::byte* block, int64 column, int64 first,
            int64 last, prefetcher& ahead_of_values) {
     using storage = codec<Element>;
-    constexpr int wide = at_once<Build, Rows>, odd = chains<Build> - 1;
+    constexpr int wide = Panels * at_once<Build, Rows>, sets = Panels > 1 ? 1 : chains<Build>, odd = sets - 1;
     const auto* values = storage::value_column(block, column, t.key_dim);
     constexpr int64 bytes = wide * lanes<Build> * int64{sizeof *values};  // of one token
-    constexpr int64 next = lanes<Build> * (storage::paired ? 2 : 1);      // register of columns
-    const float* const weights = t.weights + row * block_tokens;          // of rows beyond `count` anything
+    const auto column_of = [](int r) {  // register r: a panel is at_once registers, or there is but one
+        constexpr int64 numbers = lanes<Build> * (storage::paired ? 2 : 1), panel = block_tokens * detail::panel_width;
+        return Panels > 1 ? r / at_once<Build, Rows> * panel + r % at_once<Build, Rows> * numbers : r * numbers;
+    };
+    const float* const weights = t.weights + row * block_tokens;  // of rows beyond `count` anything
     float* const to = t.numerator + row * t.value_pitch + column;
-    floats sum[chains<Build>][Rows][wide];
+    floats sum[sets][Rows][wide];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
@@ -397,7 +405,7 @@ void weigh(const decode_rows<Build>& t, int row, int count, const std::byte* blo
             soon.step<2 * bytes>();
 #pragma GCC unroll 8
             for (int w = 0; w < wide; ++w) {
-                const auto both = storage::value_terms(values + w * next, lane);
+                const auto both = storage::value_terms(values + column_of(w), lane);
                 value[0][w] = both.first;
                 value[1][w] = both.second;
             }
@@ -407,7 +415,7 @@ void weigh(const decode_rows<Build>& t, int row, int count, const std::byte* blo
         } else {
             soon.step<bytes>();
 #pragma GCC unroll 8
-            for (int w = 0; w < wide; ++w) value[0][w] = storage::value_term(values + w * next, lane);
+            for (int w = 0; w < wide; ++w) value[0][w] = storage::value_term(values + column_of(w), lane);
             if ((lane & 1) == 0)
                 add_token<Build, Rows, wide>(sum[0], weights + lane, value[0]);
             else
@@ -542,13 +550,17 @@ void weigh_rows(const decode_rows<Build>& t, const key_tile& tile, int row, int 
     for (int from = 0, to; seen != 0; seen = to == 64 ? 0 : seen >> to << to) {
         from = std::countr_zero(seen);
         to = from + std::countr_one(seen >> from);
-        for (int64 column = 0; column < t.value_pitch; column += width)
+        for (int64 column = 0; column < t.value_pitch; column += 2 * width)
             in_groups<Build>(row, end, [&](auto rows, int first) {
                 constexpr int most = decltype(rows)::value, span = at_once<Build, most> * lanes<Build>;
                 const int count = end - first < most ? end - first : most;
                 prefetcher none = soon;
-                for (int64 at = column; at < column + width; at += span)
-                    weigh<Build, Element, most>(t, first, count, tile.block, at, from, to, first == 0 ? soon : none);
+                prefetcher& mine = first == 0 ? soon : none;
+                if constexpr (value_panels<Build, Element, most> == 2)
+                    if (column + width < t.value_pitch)
+                        return weigh<Build, Element, most, 2>(t, first, count, tile.block, column, from, to, mine);
+                for (int64 at = column; at < detail::smaller(column + 2 * width, t.value_pitch); at += span)
+                    weigh<Build, Element, most, 1>(t, first, count, tile.block, at, from, to, mine);
             });
     }
 }
