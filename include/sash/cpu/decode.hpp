@@ -416,7 +416,7 @@ void weigh(const decode_rows<Build>& t, int row, int count, const std::byte* blo
             soon.step<bytes>();
 #pragma GCC unroll 8
             for (int w = 0; w < wide; ++w) value[0][w] = storage::value_term(values + column_of(w), lane);
-            if ((lane & 1) == 0)
+            if (odd == 0 || (lane & 1) == 0)
                 add_token<Build, Rows, wide>(sum[0], weights + lane, value[0]);
             else
                 add_token<Build, Rows, wide>(sum[odd], weights + lane, value[0]);
