@@ -82,15 +82,12 @@ public:
         : tokens_(policy, s, 1), bytes_(bytes_of_states(policy, s)), layers_(bytes_, [&] {
               return sash::kv_cache<Policy>(policy, s, sash::score{}, {.memory = reused_memory()});
           }) {
-        for (std::size_t i = 0; i < layers_.count(); ++i) step();  // the first token touches new memory
+        in_all_phases(layers_, [this](sash::kv_cache<Policy>& layer) { step(layer); });
     }
 
     /// Bytes that a step reads, and writes.
     double bytes() const { return bytes_; }
-    void step() {
-        sash::attend(tokens_.slice(0, 1), layers_.next(), tokens_.rows(0, 1),
-                     {.run = sash::serial{}, .workspace = &scratch_});
-    }
+    void step() { step(layers_.next()); }
     /// Thread CPU time of a step, the mean over about 100 MB of states.
     double seconds() {
         const int steps = std::max(1, static_cast<int>(100e6 / bytes_));
@@ -101,6 +98,11 @@ public:
     }
 
 private:
+    void step(sash::kv_cache<Policy>& layer) {
+        sash::attend(tokens_.slice(0, 1), layer, tokens_.rows(0, 1),
+                     {.run = sash::serial{}, .workspace = &scratch_});
+    }
+
     gated_prompt<Policy> tokens_;
     double bytes_;
     cold_layers<sash::kv_cache<Policy>> layers_;

@@ -171,6 +171,15 @@ private:
     std::size_t next_ = 0;
 };
 
+/// The first token touches new memory; then layer i takes i % 8 more, so that the layers stand everywhere on the way to
+/// the eighth token, with which the delta rule writes all that wait.
+template <class Cache, class Step>
+void in_all_phases(cold_layers<Cache>& layers, Step&& step) {
+    for (std::size_t token = 0; token < 8; ++token)
+        for (std::size_t i = 0; i < layers.count(); ++i)
+            if (Cache& layer = layers.next(); i % 8 >= token) step(layer);
+}
+
 template <class Make>
 cold_layers(double, Make&&) -> cold_layers<std::invoke_result_t<Make>>;
 

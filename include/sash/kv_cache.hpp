@@ -126,9 +126,11 @@ public:
     // ------------------------------------------------------------------------------------- the states of a recurrent policy
 
     /// The states as they are, for policies that keep some (of a hybrid, those of its linear part): views of the cache's
-    /// memory, of floats or, by storage.state, bfloat16. They are good until the cache changes. Allocates nothing.
-    SASH_INLINE recurrent_state state() const {
+    /// memory, of floats or, by storage.state, bfloat16. They are good until the cache changes. Allocates nothing. Tokens
+    /// that wait beside a state (under the delta rule, the last seven at most) are written into it first.
+    SASH_INLINE recurrent_state state() {
         static_assert(has_state_, "sash: this policy keeps no state: only linear and hybrid policies do");
+        detail::settle_cache<build_>(data_);
         return detail::view_of_states<build_>(detail::states_of(data_.store));
     }
     /// Begins from states that come from elsewhere: another cache, another program, a learned initial state. What was held

@@ -133,6 +133,10 @@ inline constexpr bool one_of = (std::is_same_v<T, Choices> || ...);
 /// sequences, and within a call later tokens change no bit of earlier rows. A rollback goes back, to the bit, to the
 /// state that was passed on the way: the last rollback_slack tokens of a call always take the recurrence.
 ///
+/// Under the delta rule the last tokens, seven at most, wait beside the states and are written eight at a time
+/// (cpu/waiting.hpp): for each state 8 · (features + value_dim) floats more, where S has features · value_dim, and a step
+/// takes a seventh less time. With a slack they are written as they come: there rows are other roundings of the same.
+///
 /// The states can be looked at and set (kv_cache::state). Where something is forgotten they can be kept in bfloat16
 /// (storage.state), whose roundings depend on the cut.
 ///

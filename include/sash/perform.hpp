@@ -170,7 +170,7 @@ void perform_recurrent(const call<P, E>* calls, int64 count, verb what, const ru
                          });
     }
     if (what != verb::read)
-        for (int64 j = 0; j < count; ++j) calls[j].cache->store.length += tokens_in<P>(*calls[j].tokens, what);
+        for (int64 j = 0; j < count; ++j) cpu::count_tokens(calls[j].cache->store, plan.calls[j]);
 }
 
 // --------------------------------------------------------------------------------------------------------- hybrid policies

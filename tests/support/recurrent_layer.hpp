@@ -87,7 +87,7 @@ public:
         return file;
     }
     bool load(const std::vector<std::byte>& file) {
-        return sash::detail::load<build>(store_, file.data(), file.size());
+        return sash::detail::load<build, P>(store_, file.data(), file.size());
     }
 
     /// All states, to be compared bit by bit.
@@ -116,7 +116,7 @@ private:
         for (int64 state = 0; state < store_.states; ++state)
             sash::cpu::recurrent<build>(policy_, dims_, store_, c, state, scratch);
         std::free(scratch);
-        if (writes) store_.length += n;
+        if (writes) sash::cpu::count_tokens(store_, c);
     }
 
     P policy_;

@@ -149,7 +149,7 @@ SASH_INLINE block_store emptied(const block_store& s) {
 }
 SASH_INLINE state_store emptied(const state_store& s) {
     state_store e = s;
-    e.length = e.floor = 0;
+    e.length = e.floor = e.waiting = 0;
     e.was_set = false;
     e.data = nullptr;
     e.base_at = nullptr;
@@ -170,6 +170,12 @@ SASH_INLINE const state_store& states_of(const state_store& s) { return s; }
 SASH_INLINE state_store& states_of(state_store& s) { return s; }
 SASH_INLINE const state_store& states_of(const hybrid_store& s) { return s.states; }
 SASH_INLINE state_store& states_of(hybrid_store& s) { return s.states; }
+
+/// Writes tokens that wait into the states. (A hybrid's do not wait.)
+template <class Build, class P, class E>
+void settle_cache(cache_data<P, E>& c) {
+    if constexpr (recurrent_policy<P>) settle_all<Build, P>(c.store);
+}
 
 /// Begins from states of elsewhere; in a hybrid they must stand for as many tokens as its window leaves them.
 template <class Build, class P, class E>

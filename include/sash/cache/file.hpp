@@ -111,7 +111,7 @@ struct file_header {
     char magic[8];
     std::uint64_t bytes, fingerprint;
 };
-inline constexpr char file_magic[8] = {'s', 'a', 's', 'h', 'k', 'v', '0', '2'};
+inline constexpr char file_magic[8] = {'s', 'a', 's', 'h', 'k', 'v', '0', '3'};
 
 template <class Build, class P, class E>
 std::uint64_t fingerprint_of(const cache_data<P, E>& c) {
@@ -205,7 +205,7 @@ void load_cache(cache_data<P, E>& fresh, std::span<const std::byte> file) {
     if constexpr (softmax_policy<P>)
         good = load<Build, E>(fresh.store, fresh.policy, at, stored);
     else
-        good = load<Build>(fresh.store, at, static_cast<std::size_t>(stored));
+        good = load<Build, P>(fresh.store, at, static_cast<std::size_t>(stored));
     require<Build>(good, "the saved cache is damaged: its lengths do not fit together");
     if constexpr (softmax_policy<P>) {
         int64 held = 0;

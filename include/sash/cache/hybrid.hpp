@@ -48,7 +48,7 @@ void create(hybrid_store& s, const P& p, const shape& dims, const storage& optio
     block_store blocks;
     create<Build, Element>(blocks, p, dims, how);
     state_store states;
-    create<Build>(states, p.linear, dims, how);
+    create<Build>(states, p.linear, dims, how, false);
     s = {blocks, states};
 }
 
@@ -121,7 +121,7 @@ bool load(hybrid_store& s, const P& p, const std::byte* from, int64 bytes) {
     if (bytes < 0) return false;
     std::memcpy(&blocks, from + bytes, sizeof blocks);
     if (blocks < 0 || blocks > bytes) return false;
-    return load<Build>(s.states, from + blocks, static_cast<std::size_t>(bytes - blocks)) &&
+    return load<Build, decltype(P::linear)>(s.states, from + blocks, static_cast<std::size_t>(bytes - blocks)) &&
            load<Build, Element>(static_cast<block_store&>(s), p, from, blocks) &&
            s.states.length == tokens_in_states_of_length<Build>(p, s.heads, s.length);
 }

@@ -6,6 +6,8 @@
 ///                                                                     has one; padding is zero
 ///     base     the same once more, some tokens ago                    only with rollback_slack
 ///     log      [states][log_tokens][ entry ]                          what the tokens since then wrote: a ring
+///     waiting  [states][ waiting_rows ]                               only without rollback_slack: tokens that are not
+///                                                                     in S yet, under the delta rule
 ///
 /// S is [features][value_pitch]; or, where values are one number each and tokens are only added, [feature_pitch]: its one
 /// column lies in the lanes. S is fp32, or bfloat16 by `storage.state`; z and memory are fp32.
@@ -61,6 +63,15 @@ struct entry_rows {
     static constexpr int count = decays_by_channel + looks_up + update::needs_vectors;
 };
 
+/// Is the state read along a vector before a token is written?
+template <recurrent_policy P>
+inline constexpr bool corrects = decltype(P::update)::needs_beta || decltype(P::update)::needs_vectors;
+
+/// May tokens wait beside the states, to be written together (cpu/waiting.hpp)? Under the delta rule. Where the caller says
+/// what is put back, twice as many rows would wait: one token at a time that is still as fast, drafts are slower.
+template <recurrent_policy P>
+inline constexpr bool can_wait = decltype(P::update)::needs_beta && !decltype(P::update)::needs_vectors;
+
 /// Does a policy forget by itself, so that states in bfloat16 lose little? What its feature map rescales does not count.
 template <recurrent_policy P>
 inline constexpr bool forgets = !std::is_same_v<decltype(P::decay), no_decay>;
@@ -73,6 +84,10 @@ namespace sash::cpu {
 template <class Build, recurrent_policy P>
 void replay(const detail::state_store& store, int64 s, float* state, int64 first, int64 last);
 
+/// Writes the first `count` tokens that wait in `waiting` into state s. Defined with the kernel, in waiting.hpp.
+template <class Build, recurrent_policy P>
+void settle(const detail::state_store& store, int64 s, float* waiting, int64 count);
+
 }  // namespace sash::cpu
 
 namespace sash::detail {
@@ -84,6 +99,30 @@ inline constexpr int64 most_tokens_of_states = int64{1} << 60;
 // Numbers of an entry.
 inline constexpr int64 entry_fade = 0, entry_beta = 1, entry_memory = 2;
 inline constexpr int64 most_map_memory = state_padding - entry_memory;
+
+inline constexpr int64 most_waiting = 8;
+
+/// What waits beside a state (cpu/waiting.hpp), and its room:
+///
+///     factor [8], of each token since it came, where heads forget as a whole | fade of S [8: one number] |
+///     fade of S [feature_pitch], where each feature forgets by itself |
+///     of each token k [feature_pitch], u [value_pitch]
+template <recurrent_policy P>
+struct waiting_rows {
+    static constexpr int64 most = most_waiting;
+    static constexpr bool by_channel = entry_rows<P>::decays_by_channel;
+
+    float *factor, *fade, *key, *value;
+    int64 pitch;  ///< from token to token
+
+    SASH_INLINE static constexpr int64 floats_of_head(int64 features) { return 2 * most + by_channel * features; }
+    SASH_INLINE waiting_rows(float* at, int64 features, int64 values)
+        : factor(at),
+          fade(at + (by_channel ? 2 * most : most)),
+          key(at + floats_of_head(features)),
+          value(key + features),
+          pitch(features + values) {}
+};
 
 /// Plain data: a move copies the members and empties the source.
 struct state_store {
@@ -100,6 +139,9 @@ struct state_store {
     int64 rows = 0;           ///< of an entry, behind its numbers
     int64 log_tokens = 0;     ///< room of one log; 0 without slack
     int64 slack = 0;
+    int64 waiting_floats = 0;  ///< of what may wait beside one state; 0: each token is written when it comes
+    int64 waiting = 0;         ///< tokens that wait beside each state
+    int64 waiting_head = 0, waiting_pitch = 0;  ///< floats in front of these tokens, and of each, here or in a file
     bool has_normaliser = false;
     bool is_column = false;        ///< S is one column, its features side by side
     bool was_set = false;          ///< the states did not begin empty: there is no way back before `floor`
@@ -109,6 +151,7 @@ struct state_store {
     SASH_INLINE float* base(int64 s) const { return data + (states + s) * state_floats; }
     /// Numbers of S, padding included.
     SASH_INLINE int64 matrix_numbers() const { return is_column ? feature_pitch : features * value_pitch; }
+    SASH_INLINE float* waiting_beside(int64 s) const { return data + states * state_floats + s * waiting_floats; }
     /// z [feature_pitch] and the map's memory of a state or base.
     SASH_INLINE float* normaliser(float* state) const { return state + matrix_floats; }
     SASH_INLINE float* map_memory(float* state) const { return state + state_floats - memory_floats; }
@@ -120,7 +163,8 @@ struct state_store {
         return data + 2 * states * state_floats + (s * log_tokens + token % log_tokens) * entry_floats();
     }
     SASH_INLINE int64 total_floats() const {
-        return log_tokens == 0 ? states * state_floats : states * (2 * state_floats + log_tokens * entry_floats());
+        return log_tokens == 0 ? states * (state_floats + waiting_floats)
+                               : states * (2 * state_floats + log_tokens * entry_floats());
     }
     SASH_INLINE std::size_t total_bytes() const {
         return static_cast<std::size_t>(total_floats()) * sizeof(float) +
@@ -131,7 +175,7 @@ struct state_store {
 template <class Build>
 void reset(state_store& store) {
     if (store.data == nullptr) return;
-    store.length = store.floor = 0;
+    store.length = store.floor = store.waiting = 0;
     store.was_set = false;
     std::memset(store.data, 0, store.total_bytes());
 }
@@ -145,7 +189,7 @@ void allocate_states(state_store& store) {
 
 /// Empty states for a resolved shape. Allocates once, here.
 template <class Build, recurrent_policy P>
-void create(state_store& store, const P& policy, const shape& s, const storage& how) {
+void create(state_store& store, const P& policy, const shape& s, const storage& how, bool may_wait = true) {
     store = {};
     store.memory = how.memory;
     store.states = policy.states(s);
@@ -166,6 +210,10 @@ void create(state_store& store, const P& policy, const shape& s, const storage& 
     store.rows = entry_rows<P>::count;
     store.slack = how.rollback_slack;
     store.log_tokens = how.rollback_slack > 0 ? how.rollback_slack + log_stride : 0;
+    store.waiting_head = waiting_rows<P>::floats_of_head(store.feature_pitch);
+    store.waiting_pitch = store.feature_pitch + store.value_pitch;
+    if (may_wait && can_wait<P> && store.slack == 0 && store.element == scalar::f32)
+        store.waiting_floats = store.waiting_head + most_waiting * store.waiting_pitch;
     allocate_states<Build>(store);
     reset<Build>(store);
 }
@@ -243,6 +291,15 @@ void make_room_in_log(const state_store& store, int64 s, int64 next, int64 count
 
 // --------------------------------------------------------------------------------------------------- looked at, and set
 
+/// Writes what waits into the states.
+template <class Build, recurrent_policy P>
+void settle_all(state_store& store) {
+    if constexpr (can_wait<P>)
+        for (int64 s = 0; store.waiting > 0 && s < store.states; ++s)
+            cpu::settle<Build, P>(store, s, store.waiting_beside(s), store.waiting);
+    store.waiting = 0;
+}
+
 inline constexpr float all_zero = 0;  // with strides of 0: the states of a cache that was moved from
 
 /// The states where they lie.
@@ -253,16 +310,16 @@ recurrent_state view_of_states(const state_store& s) {
     recurrent_state made;
     made.length = s.length;
     if (s.element == scalar::bf16 && !is_empty)
-        made.matrix = input(reinterpret_cast<const bfloat16*>(s.data), s.states, s.features, s.value_dim,
+        made.matrix = input(reinterpret_cast<const bfloat16*>(s.state(0)), s.states, s.features, s.value_dim,
                             to_next * (int64{sizeof(float)} / bytes_of(s.element)), to_row);
     else
         made.matrix =
-            input(is_empty ? &all_zero : s.data, s.states, s.features, s.value_dim, to_next, to_row, !is_empty);
+            input(is_empty ? &all_zero : s.state(0), s.states, s.features, s.value_dim, to_next, to_row, !is_empty);
     const auto row = [&](const float* first, int64 n) {
         return input(is_empty ? &all_zero : first, s.states, 1, n, to_next, 0, !is_empty);
     };
-    if (s.has_normaliser) made.normaliser = row(s.normaliser(s.data), s.features);
-    if (s.map_numbers > 0) made.memory = row(s.map_memory(s.data), s.map_numbers);
+    if (s.has_normaliser) made.normaliser = row(s.normaliser(s.state(0)), s.features);
+    if (s.map_numbers > 0) made.memory = row(s.map_memory(s.state(0)), s.map_numbers);
     return made;
 }
 
@@ -319,6 +376,7 @@ void set_states(state_store& s, const recurrent_state& x) {
         if (s.map_numbers > 0) cpu::read_row<Build>(x.memory, state, 0, s.map_memory(to));
     }
     s.length = s.floor = x.length;
+    s.waiting = 0;
     s.was_set = true;
     begin_history<Build>(s);
 }
@@ -327,7 +385,7 @@ void set_states(state_store& s, const recurrent_state& x) {
 
 /// What stands in front of the floats of a saved state.
 struct saved_state {
-    std::int64_t length, floor, slack, logged, was_set;
+    std::int64_t length, floor, slack, logged, waiting, was_set;
 };
 
 /// Tokens in the logs; between calls every state has the same.
@@ -335,63 +393,92 @@ SASH_INLINE int64 logged_tokens(const state_store& store) {
     return store.log_tokens == 0 || store.data == nullptr ? 0 : store.length - store.base_at[0];
 }
 
-/// Bytes of a file with that slack and so many tokens in its logs.
-SASH_INLINE std::size_t bytes_of_saved(const state_store& store, int64 slack, int64 logged) {
-    const int64 of_a_state = slack == 0 ? store.state_floats : 2 * store.state_floats + logged * store.entry_floats();
+/// Floats that are saved where so many tokens wait beside a state.
+SASH_INLINE int64 saved_waiting_floats(const state_store& store, int64 waiting) {
+    return waiting == 0 ? 0 : store.waiting_head + waiting * store.waiting_pitch;
+}
+
+/// Bytes of a file that begins so.
+SASH_INLINE std::size_t bytes_of_saved(const state_store& store, const saved_state& head) {
+    const int64 of_a_state = head.slack == 0 ? store.state_floats + saved_waiting_floats(store, head.waiting)
+                                             : 2 * store.state_floats + head.logged * store.entry_floats();
     return sizeof(saved_state) + static_cast<std::size_t>(store.states * of_a_state) * sizeof(float);
+}
+
+SASH_INLINE saved_state head_of_saved(const state_store& store) {
+    return {store.length, store.floor, store.slack, logged_tokens(store), store.waiting, store.was_set};
 }
 
 template <class Build>
 std::size_t saved_bytes(const state_store& store) {
-    return bytes_of_saved(store, store.slack, logged_tokens(store));
+    return bytes_of_saved(store, head_of_saved(store));
 }
 
-/// Calls f(memory, floats) for the parts of a store that are saved, in order. Without `history` only the states.
+/// Calls f(memory, floats) for the states of a store and, where it is asked for, for their history, in the order in which
+/// they are saved.
 template <class Build, class F>
-void for_each_saved(const state_store& store, bool history, int64 length, int64 logged, F&& f) {
+void for_each_saved(const state_store& store, bool history, const saved_state& head, F&& f) {
     f(store.data, store.states * store.state_floats);
     if (!history) return;
     f(store.base(0), store.states * store.state_floats);
     for (int64 s = 0; s < store.states; ++s)
-        for (int64 t = length - logged; t < length; ++t) f(store.entry(s, t), store.entry_floats());
+        for (int64 t = head.length - head.logged; t < head.length; ++t) f(store.entry(s, t), store.entry_floats());
 }
 
 /// Writes saved_bytes(store) bytes.
 template <class Build>
 void save(const state_store& store, std::byte* to) {
-    const bool history = store.log_tokens > 0;
-    const saved_state head{store.length, store.floor, store.slack, logged_tokens(store), store.was_set};
+    const saved_state head = head_of_saved(store);
     std::memcpy(to, &head, sizeof head);
     to += sizeof head;
-    for_each_saved<Build>(store, history, head.length, head.logged, [&](const float* part, int64 floats) {
+    const auto write = [&](const float* part, int64 floats) {
         std::memcpy(to, part, static_cast<std::size_t>(floats) * sizeof(float));
         to += static_cast<std::size_t>(floats) * sizeof(float);
-    });
+    };
+    for_each_saved<Build>(store, store.log_tokens > 0, head, write);
+    for (int64 s = 0; head.waiting > 0 && s < store.states; ++s)
+        write(store.waiting_beside(s), saved_waiting_floats(store, head.waiting));
+}
+
+/// Can these be the numbers of a saved state?
+SASH_INLINE bool is_plausible(const saved_state& head, std::size_t size) {
+    constexpr int64 most_slack = int64{1} << 40;  // sums of lengths and these stay inside 64 bits
+    constexpr int64 most_length = most_tokens_of_states;
+    if (head.length < 0 || head.length > most_length || head.floor < 0 || head.floor > head.length) return false;
+    if (head.slack < 0 || head.slack > most_slack || (head.was_set & 1) != head.was_set) return false;
+    if (head.waiting < 0 || head.waiting >= smaller(most_waiting, head.length + 1)) return false;
+    if (head.waiting > 0 && head.slack > 0) return false;
+    const int64 most_logged = head.slack > 0 ? head.slack + log_stride : 0;
+    return head.logged >= 0 && head.logged <= smaller(head.length, most_logged) &&
+           head.logged <= static_cast<int64>(size);
 }
 
 /// Reads what `save` wrote, into a store of the same policy and shape. False, and nothing changed, where the bytes
 /// cannot be that. What was saved with another slack comes without its history: exact, but not to be rolled back
 /// beyond this point.
-template <class Build>
+template <class Build, recurrent_policy P>
 bool load(state_store& store, const std::byte* from, std::size_t size) {
     saved_state head;
     if (size < sizeof head) return false;
     std::memcpy(&head, from, sizeof head);
-    constexpr int64 most_slack = int64{1} << 40;  // sums of lengths and these stay inside 64 bits
-    constexpr int64 most_length = most_tokens_of_states;
-    if (head.length < 0 || head.length > most_length || head.floor < 0 || head.floor > head.length) return false;
-    if (head.slack < 0 || head.slack > most_slack || (head.was_set & 1) != head.was_set) return false;
-    const int64 most_logged = head.slack > 0 ? head.slack + log_stride : 0;
-    if (head.logged < 0 || head.logged > smaller(head.length, most_logged) || head.logged > static_cast<int64>(size))
-        return false;
-    if (size != bytes_of_saved(store, head.slack, head.logged)) return false;
+    if (!is_plausible(head, size) || (head.waiting > 0 && (!can_wait<P> || store.element != scalar::f32))) return false;
+    if (size != bytes_of_saved(store, head)) return false;
 
     from += sizeof head;
-    const bool history = head.slack == store.slack && store.slack > 0;
-    for_each_saved<Build>(store, history, head.length, head.logged, [&](float* part, int64 count) {
+    const auto read = [&](float* part, int64 count) {
         std::memcpy(part, from, static_cast<std::size_t>(count) * sizeof(float));
         from += static_cast<std::size_t>(count) * sizeof(float);
-    });
+    };
+    const bool history = head.slack == store.slack && store.slack > 0, waits = store.waiting_floats > 0;
+    row_buffer<Build> buffer(store.memory, waits ? 0 : saved_waiting_floats(store, most_waiting));
+    for_each_saved<Build>(store, history, head, read);
+    if constexpr (can_wait<P>)
+        for (int64 s = 0; head.waiting > 0 && s < store.states; ++s) {
+            float* const waiting = waits ? store.waiting_beside(s) : buffer.row.data;
+            read(waiting, saved_waiting_floats(store, head.waiting));
+            if (!waits) cpu::settle<Build, P>(store, s, waiting, head.waiting);
+        }
+    store.waiting = waits ? head.waiting : 0;
     store.length = head.length;
     store.floor = head.slack == store.slack ? head.floor : head.length;
     if (history)

@@ -376,9 +376,9 @@ void correct_strip(const chunk& c, const strip& s, const float* value, float* re
 }
 
 /// S_f = alpha S_f + sum_j key_jf u_j for a tile of tokens; `scale` is a factor of each u_j, or null.
-template <class Build, forgetting Forgets, int Vectors>
+template <class Build, forgetting Forgets, int Vectors, class Ahead>
 void write_strip(const strip& s, const float* key, int64 key_pitch, const float* u, int64 u_pitch, const float* scale,
-                 const float* fades, const rows_ahead& ahead) {
+                 const float* fades, const Ahead& ahead) {
     constexpr int tokens = chunk_tile<Build>;
     tile_rows<tokens> row(key, key_pitch);
     floats value[tokens][Vectors];
@@ -415,8 +415,8 @@ void write_strip(const strip& s, const float* key, int64 key_pitch, const float*
 }
 
 /// Writes what all tokens of a chunk write, in tiles of tokens; the first of them decays.
-template <class Build, recurrent_policy P, int Vectors>
-void write_tokens(const chunk& c, strip s, const strip_values& values, rows_ahead& ahead) {
+template <class Build, recurrent_policy P, int Vectors, class Ahead>
+void write_tokens(const chunk& c, strip s, const strip_values& values, Ahead& ahead) {
     constexpr forgetting forgets = step_of<P>::forgets;
     constexpr int tile = chunk_tile<Build>;
     const float* const scaled = forgets == forgetting::by_head ? c.factor[chunk_tokens] + 1 : nullptr;

@@ -146,7 +146,7 @@ void step_states(const hybrid_work<Build, P>& at, const recurrent_call& call) {
                                  recurrent<Build>(at.s.policy->linear, *at.s.dims, at.states, call, i,
                                                   reinterpret_cast<float*>(mine));
                              });
-    if (call.writes) at.states.length += call.key.tokens;
+    if (call.writes) count_tokens(at.states, call);
 }
 
 /// Where a step puts the rows of the piece from `first` on.

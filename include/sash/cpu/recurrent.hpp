@@ -15,13 +15,13 @@
 ///
 /// Long calls are bound by multiply-adds, of which the recurrence needs three for each element and token, four or five
 /// where it corrects. They go in chunks, which need one less (chunk.hpp): all tokens but those that a rollback can
-/// reach.
+/// reach. Under the delta rule short calls grow a chunk, too, token by token (waiting.hpp).
 #include <sash/cpu/chunk.hpp>
 #include <sash/cpu/column.hpp>
 #include <sash/cpu/fade.hpp>
 #include <sash/cpu/feature_row.hpp>
 #include <sash/cpu/rows.hpp>
-#include <sash/cpu/token_block.hpp>
+#include <sash/cpu/waiting.hpp>
 #include <sash/partial.hpp>
 #include <sash/rope.hpp>
 
@@ -51,148 +51,6 @@ inline constexpr int64 least_chunked = 32;
 /// Tokens of a round: all states take so many before any takes more. Rows of one token lie side by side, those of one
 /// state far apart; pages and lines that a round has brought in serve every state.
 inline constexpr int64 tokens_of_round = 64;
-
-// ------------------------------------------------------------------------------------------------------------ one pass
-
-/// What one pass over columns of a state works on: `Tokens` tokens to write, in order, and `Rows` queries a token.
-inline constexpr int most_tokens = 4, most_rows = 4;
-struct state_pass {
-    float* state = nullptr;  ///< S [features][columns], `pitch` floats apart
-    int64 features = 0, columns = 0, pitch = 0;
-    float* ahead = nullptr;                ///< what comes next, laid out as these columns: asked for meanwhile; or null
-    const float* key[most_tokens] = {};    ///< phi(k), [features]
-    const float* value[most_tokens] = {};  ///< u, [columns]
-    float fade[most_tokens] = {};          ///< where heads forget as a whole
-    const float* fades[most_tokens] = {};  ///< [features], where each feature has its own
-    const float* replacement = nullptr;    ///< d, [features], and
-    const float* removed = nullptr;        ///< r, [columns], of a single token
-    const float* query[2 * most_rows] = {};  ///< phi(q), [features]; token-major
-    float* numerator[2 * most_rows] = {};    ///< S^T phi(q), [columns]
-};
-
-/// The same step on a state that is kept as Number: widened when it is loaded, rounded when it is stored.
-template <class Step, class Number>
-struct kept_as : Step {
-    using number = Number;
-};
-/// What a pass works on: memory that a step may keep other numbers in than floats.
-template <class Step>
-SASH_INLINE auto* numbers_in(float* state) {
-    if constexpr (requires { typename Step::number; })
-        return reinterpret_cast<typename Step::number*>(state);
-    else
-        return state;
-}
-
-/// sum_r += phi(q_r)_f · s for one row f of the state.
-template <class Build, int Rows, int Vectors>
-SASH_INLINE void read_state_row(const float* const* query, int64 f, const floats (&s)[Vectors],
-                                floats (*sum)[Vectors]) {
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-        const floats phi(query[r][f]);
-#pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) sum[r][v] = fma(phi, s[v], sum[r][v]);
-    }
-}
-
-/// Columns [column, column + Vectors registers) of a pass. Tokens = 0 reads only. (The pragmas keep the arrays in
-/// registers: g++ 12 works on them in memory without.)
-template <class Build, int Tokens, int Rows, int Vectors, class Step>
-void pass_columns(const state_pass& p, int64 column) {
-    constexpr int steps = Tokens > 0 ? Tokens : 1, readers = steps * Rows;
-    floats value[steps][Vectors], removed[Vectors], fade[steps], sum[readers > 0 ? readers : 1][Vectors];
-    const float *key[steps], *fades[steps], *query[readers > 0 ? readers : 1];
-#pragma GCC unroll 4
-    for (int t = 0; t < Tokens; ++t) {
-        key[t] = p.key[t];
-        fades[t] = p.fades[t];
-        fade[t] = floats(p.fade[t]);
-#pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) value[t][v] = load(p.value[t] + column + v * lanes<Build>);
-    }
-    if constexpr (Step::replaces && Tokens > 0) {
-#pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) removed[v] = load(p.removed + column + v * lanes<Build>);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < readers; ++r) {
-        query[r] = p.query[r];
-#pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) sum[r][v] = floats(0.0f);
-    }
-
-    auto* row = numbers_in<Step>(p.state) + column;
-    const auto* ahead = p.ahead ? numbers_in<Step>(p.ahead) + column : nullptr;
-    for (int64 f = 0; f < p.features; ++f, row += p.pitch) {
-        if (Tokens == 1 && ahead) {
-            constexpr int line = static_cast<int>(detail::cache_line / sizeof *row);
-            for (int i = 0; i < Vectors * lanes<Build>; i += line) prefetch_to_write(ahead + i);
-            ahead += p.pitch;
-        }
-        floats s[Vectors];
-#pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) s[v] = load(row + v * lanes<Build>);
-#pragma GCC unroll 4
-        for (int t = 0; t < steps; ++t) {
-            if constexpr (Step::reads_first) read_state_row<Build, Rows>(query + t * Rows, f, s, sum + t * Rows);
-            if constexpr (Tokens > 0) {
-                const floats phi(key[t][f]);
-                const floats by = Step::forgets == forgetting::by_channel ? floats(fades[t][f]) : fade[t];
-#pragma GCC unroll 8
-                for (int v = 0; v < Vectors; ++v) {
-                    floats sum_of_new = Step::forgets == forgetting::nothing ? s[v] : by * s[v];
-                    if constexpr (Step::replaces) sum_of_new = fma(floats(p.replacement[f]), removed[v], sum_of_new);
-                    sum_of_new = fma(phi, value[t][v], sum_of_new);
-                    s[v] = Step::forgets == forgetting::nothing ? sum_of_new : kept(s[v], by) + sum_of_new;
-                }
-            }
-            if constexpr (!Step::reads_first) read_state_row<Build, Rows>(query + t * Rows, f, s, sum + t * Rows);
-        }
-        if constexpr (Tokens > 0) {
-#pragma GCC unroll 8
-            for (int v = 0; v < Vectors; ++v) store_normal(row + v * lanes<Build>, s[v]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < readers; ++r) {
-#pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) store(p.numerator[r] + column + v * lanes<Build>, sum[r][v]);
-    }
-}
-
-/// All columns, as many at a time as the registers hold: one token wants long rows, several tokens want few columns.
-template <class Build, int Tokens, int Rows, class Step>
-void pass(const state_pass& p) {
-    constexpr int tokens = Tokens > 0 ? Tokens : 1;
-    constexpr int budget = registers<Build> / (tokens * (Rows + (Tokens > 0)) + 1 + Step::replaces);
-    constexpr int wide = budget >= 8 ? 8 : budget >= 4 ? 4 : budget >= 2 ? 2 : 1;
-    int64 column = 0;
-    for (; column + wide * lanes<Build> <= p.columns; column += wide * lanes<Build>)
-        pass_columns<Build, Tokens, Rows, wide, Step>(p, column);
-    if constexpr (wide > 4)
-        for (; column + 4 * lanes<Build> <= p.columns; column += 4 * lanes<Build>)
-            pass_columns<Build, Tokens, Rows, 4, Step>(p, column);
-    if constexpr (wide > 1)
-        for (; column < p.columns; column += lanes<Build>) pass_columns<Build, Tokens, Rows, 1, Step>(p, column);
-}
-
-/// The same for a number of queries known when it runs.
-template <class Build, int Tokens, class Step>
-void pass(const state_pass& p, int64 rows) {
-    switch (rows) {
-        case 0:
-            return pass<Build, Tokens, 0, Step>(p);
-        case 1:
-            return pass<Build, Tokens, 1, Step>(p);
-        case 2:
-            return pass<Build, Tokens, 2, Step>(p);
-        case 3:
-            return pass<Build, Tokens, 3, Step>(p);
-        default:
-            return pass<Build, Tokens, 4, Step>(p);
-    }
-}
 
 // --------------------------------------------------------------------------------------------------- a block of tokens
 
@@ -265,8 +123,6 @@ void point_at_token(state_pass& p, const written_token& token, int64 column, int
     p.fades[at] = token.fades;
     p.replacement = token.replacement;
 }
-
-using no_step = step<forgetting::nothing>;
 
 /// Reads queries [first, last) of a block from columns of a state that stays as it is.
 template <class Build, class Number>
@@ -770,9 +626,43 @@ void advance_chunks(const recurrent_task<P>& at, float* matrix, const token_bloc
     finish_rows<Build>(at, b, first);
 }
 
+/// How many tokens wait beside each state when token t of a call has its turn: none, once some went in chunks.
+SASH_INLINE int64 waiting_before(const detail::state_store& store, const recurrent_call& call, int64 t) {
+    if (!call.writes) return store.waiting;
+    return (call.chunked > 0 ? t - call.chunked : store.waiting + t) % detail::most_waiting;
+}
+
+/// Counts the tokens of a call that writes in, when every state has taken them.
+SASH_INLINE void count_tokens(detail::state_store& store, const recurrent_call& call) {
+    if (store.waiting_floats > 0) store.waiting = waiting_before(store, call, call.key.tokens);
+    store.length += call.key.tokens;
+}
+
+/// Tokens from `first` on, before `last`, as many as may wait.
+template <class Build, class P>
+void join_waiting(const recurrent_task<P>& at, token_block& b, int64 first, int64 last) {
+    using entry = detail::entry_rows<P>;
+    const detail::state_store& store = at.store;
+    const bool writes = at.call.writes;
+    const int64 waiting = waiting_before(store, at.call, first), n = store.feature_pitch;
+    b.tokens = detail::smaller(last - first, detail::most_waiting - (writes ? waiting : 0));
+    if (writes) pack_written<Build>(at, b, first);
+    if (at.call.reads) pack_queries_of_state<Build>(at, b, first);
+    if constexpr (P::has_normaliser)
+        advance_normaliser<Build, P>(store, store.normaliser(store.state(at.state)), writes, b);
+    const int64 before_lookup =
+        entry::lookup < 0 ? 0 : n + store.value_pitch + detail::state_padding + entry::lookup * n;
+    join_state<Build, P>(store, at.state, b, writes, waiting,
+                         {at.rows.query, at.rows.entry + before_lookup, store.entry_floats(), at.rows.weights,
+                          at.rows.weights + chunk_tokens * b.rows * row_weights});
+    if (writes && waiting + b.tokens == detail::most_waiting)
+        settle<Build, P>(store, at.state, store.waiting_beside(at.state), detail::most_waiting);
+    if (at.call.reads) finish_rows<Build>(at, b, first);
+}
+
 /// All tokens of a round, in order, for one state and the output heads that read it. Calls for different states may
-/// run at the same time. `scratch` holds recurrent_scratch(policy, shape) floats, 64-byte aligned. The caller adds
-/// the tokens to store.length when every state is done.
+/// run at the same time. `scratch` holds recurrent_scratch(policy, shape) floats, 64-byte aligned. The caller counts
+/// the tokens when every state is done.
 template <class Build, class P>
 void recurrent(const P& policy, const shape& s, detail::state_store& store, const recurrent_call& call, int64 state,
                float* scratch) {
@@ -799,11 +689,19 @@ void recurrent(const P& policy, const shape& s, detail::state_store& store, cons
     if (widens) widen_matrix<Build>(store, state, matrix);
     int64 t = call.first;
     const int64 chunked = store.is_column ? 0 : detail::smaller(tokens, call.chunked);
+    if constexpr (detail::can_wait<P>)
+        if (t == 0 && chunked > 0 && store.waiting > 0)
+            settle<Build, P>(store, state, store.waiting_beside(state), store.waiting);
     for (; t < chunked; t += b.tokens) {
         b.tokens = detail::smaller(chunked - t, tokens_of_chunks(heads.readers));  // as the scratch is divided
         advance_chunks<Build>(at, matrix, b, t);
         if (t + b.tokens == call.chunked) detail::move_base<Build>(store, state, store.length + call.chunked);
     }
+    if constexpr (detail::can_wait<P>)
+        if (store.waiting_floats > 0) {
+            for (; t < tokens; t += b.tokens) join_waiting<Build>(at, b, t, tokens);
+            return;
+        }
     for (; t < tokens; t += b.tokens) {
         b.tokens = detail::smaller(tokens - t, tokens_of_block<P>(b.rows));
         if (call.writes) pack_written<Build>(at, b, t);

@@ -22,9 +22,7 @@ using step_of = step<detail::entry_rows<P>::decays_by_channel ? forgetting::by_c
                                                               : forgetting::nothing,
                      decltype(P::update)::needs_vectors, decltype(P::update)::reads_first>;
 
-/// Is the state read along a vector before a token is written?
-template <recurrent_policy P>
-inline constexpr bool corrects = decltype(P::update)::needs_beta || decltype(P::update)::needs_vectors;
+using detail::corrects;
 
 /// A token as it is written: the parts of its entry, in the log of the state or in scratch (see cache/state.hpp).
 struct written_token {
