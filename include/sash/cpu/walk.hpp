@@ -181,10 +181,51 @@ SASH_INLINE void for_each_tile(const detail::block_store& store, int64 head, int
 
 // ---------------------------------------------------------------------------------------------------- a task's rows and keys
 
+/// What a kernel is told about each of its rows, beside the keys.
+struct row_notes {
+    std::uint64_t* visible;         // [rows]
+    float* distance;                // [rows]
+    float* distance_table;          // [64][rows] or [rows][64], as the kernel reads it; null where distances are affine
+    std::int32_t* head;             // [rows]
+    int64 row_pitch, lane_pitch;    // of the table
+
+    template <class P>
+    SASH_INLINE void carve_notes(arena& from, int64 rows, int64 pitch_of_rows, int64 pitch_of_lanes) {
+        visible = from.take<std::uint64_t>(rows);
+        distance = from.take<float>(rows);
+        distance_table = ask::affine_distance<P> ? nullptr : from.take<float>(rows * block_tokens);
+        head = from.take<std::int32_t>(rows);
+        row_pitch = pitch_of_rows;
+        lane_pitch = pitch_of_lanes;
+    }
+};
+
+/// A kernel with the rows of a task, as the walk sees it. Behind pointers, so that the walk is compiled once for all
+/// kernels and types of elements.
+struct key_reader {
+    const void* rows;
+    void (*pack)(const void* rows, int frame, float factor);  // prepares the queries of a frame
+    void (*absorb)(const void* rows, const key_tile& keys, const tile_visit& visit, const score_stage& stage);
+    // A place that will be read when an interval is read up to `next`: a hint.
+    detail::token_place (*after)(const void* rows, const key_interval& keys, int64 next);
+
+    template <class Rows>
+    SASH_INLINE static key_reader of(const Rows& rows) {
+        return {&rows,
+                [](const void* self, int frame, float factor) { static_cast<const Rows*>(self)->pack(frame, factor); },
+                [](const void* self, const key_tile& keys, const tile_visit& visit, const score_stage& stage) {
+                    static_cast<const Rows*>(self)->absorb(keys, visit, stage);
+                },
+                [](const void* self, const key_interval& keys, int64 next) {
+                    return static_cast<const Rows*>(self)->after(keys, next);
+                }};
+    }
+};
+
 /// Distances of every row to the lanes of a tile, where the score stage asks for them.
-template <class Scratch, class P>
-SASH_INLINE void fill_distances(const softmax_job<P>& job, const softmax_task& task, Scratch& s, const key_tile& tile,
-                                int64 lane_zero) {
+template <class P>
+SASH_INLINE void fill_distances(const softmax_job<P>& job, const softmax_task& task, const row_notes& s,
+                                const key_tile& tile, int64 lane_zero) {
     for (int64 r = 0; r < task.rows; ++r) {
         const int64 query = job.first_query + (task.first_row + r) / job.group;
         if constexpr (ask::affine_distance<P>) {
@@ -192,7 +233,7 @@ SASH_INLINE void fill_distances(const softmax_job<P>& job, const softmax_task& t
             s.distance[r] = static_cast<float>(to_first + tile.first);
         } else {
             for (int64 lane = tile.first; lane < tile.last; ++lane)
-                s.distance_table[Scratch::place_in_table(lane, r)] =
+                s.distance_table[r * s.row_pitch + lane * s.lane_pitch] =
                     static_cast<float>(ask::distance(*job.policy, query, lane_zero + lane, task.head));
         }
     }
@@ -217,11 +258,9 @@ SASH_INLINE bool fill_visible(const softmax_job<P>& job, const softmax_task& tas
     return partial;
 }
 
-/// The rows of a task read its keys: f.pack(frame, factor) prepares the queries of a frame, f.absorb(tile, visit, stage)
-/// takes a tile of keys in, and f.after(interval, next) is a place that will be read when the interval is read up to
-/// `next`: a hint.
-template <class Build, class Scratch, class P, class F>
-void read_keys(const softmax_job<P>& job, const softmax_task& task, Scratch& s, const F& f) {
+/// The rows of a task read its keys.
+template <class Build, class P>
+void read_keys(const softmax_job<P>& job, const softmax_task& task, const row_notes& s, const key_reader& f) {
     const score_stage stage = stage_of(job);
     const float factor = stage.empty() ? job.scores->scale * log2_e : job.scores->scale;
     for (int64 r = 0; r < task.rows; ++r)
@@ -233,9 +272,9 @@ void read_keys(const softmax_job<P>& job, const softmax_task& task, Scratch& s, 
         const key_interval keys{detail::larger(i.first, task.key_first), detail::smaller(i.last, task.key_last),
                                 i.frame};
         if (keys.first >= keys.last) continue;
-        if (!(packed >> keys.frame & 1u)) f.pack(keys.frame, factor);
+        if (!(packed >> keys.frame & 1u)) f.pack(f.rows, keys.frame, factor);
         packed |= 1u << keys.frame;
-        const detail::token_place after = f.after(i, keys.last);
+        const detail::token_place after = f.after(f.rows, i, keys.last);
         for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, after,
                              [&](const key_tile& tile, int64 lane_zero) {
                                  tile_visit visit;
@@ -252,7 +291,7 @@ void read_keys(const softmax_job<P>& job, const softmax_task& task, Scratch& s, 
                                      visit.distance = s.distance;
                                      visit.distance_table = s.distance_table;
                                  }
-                                 f.absorb(tile, visit, stage);
+                                 f.absorb(f.rows, tile, visit, stage);
                              });
     }
 }
@@ -273,28 +312,19 @@ detail::token_place read_next(const softmax_job<P>& job, const softmax_task& tas
 
 /// Scratch of one worker that absorbs tiles of keys into a tile of queries.
 template <class Build>
-struct query_scratch {
+struct query_scratch : row_notes {
     query_tile<Build> tile;
-    std::uint64_t* visible;  // [capacity]
-    float* distance;         // [capacity]
-    float* distance_table;   // [64][capacity]
-    float* rows;             // [capacity][key_dim] converted or turned queries, then [capacity][value_pitch] results
-    const void** row;        // [capacity] floats, or words of two bfloat16
-    std::int32_t* head;      // [capacity]
-
-    SASH_INLINE static int64 place_in_table(int64 lane, int64 row) { return lane * query_tile<Build>::capacity + row; }
+    float* rows;       // [capacity][key_dim] converted or turned queries, then [capacity][value_pitch] results
+    const void** row;  // [capacity] floats, or words of two bfloat16
 
     template <class P>
     void carve(arena& from, const shape& dims, int64 value_pitch) {
         constexpr int64 capacity = query_tile<Build>::capacity;
         const int frames = ask::frames<P>;
         float* memory = from.take<float>(query_tile<Build>::floats(dims.key_dim, dims.value_dim, frames));
-        visible = from.take<std::uint64_t>(capacity);
-        distance = from.take<float>(capacity);
-        distance_table = ask::affine_distance<P> ? nullptr : from.take<float>(64 * capacity);
+        carve_notes<P>(from, capacity, 1, capacity);
         rows = from.take<float>(capacity * detail::larger(dims.key_dim, value_pitch));
         row = from.take<const void*>(capacity);
-        head = from.take<std::int32_t>(capacity);
         if (memory) tile.bind(memory, 0, dims.key_dim, dims.value_dim, frames);
         for (int64 r = 0; head && r < capacity; ++r) head[r] = 0;
     }
@@ -397,7 +427,8 @@ void attend_tile_with(const softmax_job<P>& job, const softmax_task& task, query
     if (job.dims->heads == job.dims->query_heads)
         wish_for_rows(s.tile, job.query, next, task.first_row, head, job.group);
     if (!task.partial) wish_for_rows(s.tile, job.out, task.first_row, task.first_row + task.rows, head, job.group);
-    read_keys<Build>(job, task, s, tile_of_queries<Build, Element, Number, P>{job, task, s});
+    const tile_of_queries<Build, Element, Number, P> rows{job, task, s};
+    read_keys<Build>(job, task, s, key_reader::of(rows));
     settle<Build>(s.tile);
     if (!task.partial) return write_tile<Build>(job, task, s);
     unpack<Build>(s.tile, task.partial);
@@ -417,26 +448,17 @@ void attend_tile(const softmax_job<P>& job, const softmax_task& task, query_scra
 // --------------------------------------------------------------------------------------------------------- a few rows: decode
 
 template <class Build>
-struct decode_scratch {
+struct decode_scratch : row_notes {
     decode_rows<Build> rows;
-    std::uint64_t* visible;  // [rows]
-    float* distance;         // [rows]
-    float* distance_table;   // [rows][64]
-    float* row;              // [key_dim]
-    std::int32_t* head;      // [rows]
-
-    SASH_INLINE static int64 place_in_table(int64 lane, int64 row) { return row * block_tokens + lane; }
+    float* row;  // [key_dim]
 
     template <class P>
     void carve(arena& from, const shape& dims, int64 count) {
         const int frames = ask::frames<P>;
         float* memory =
             from.take<float>(decode_rows<Build>::floats(static_cast<int>(count), dims.key_dim, dims.value_dim, frames));
-        visible = from.take<std::uint64_t>(count);
-        distance = from.take<float>(count);
-        distance_table = ask::affine_distance<P> ? nullptr : from.take<float>(count * block_tokens);
+        carve_notes<P>(from, count, block_tokens, 1);
         row = from.take<float>(dims.key_dim);
-        head = from.take<std::int32_t>(count);
         if (memory) rows.bind(memory, static_cast<int>(count), dims.key_dim, dims.value_dim, frames);
     }
 };
@@ -471,7 +493,8 @@ template <class Build, class Element, class P>
 void attend_few(const softmax_job<P>& job, const softmax_task& task, decode_scratch<Build>& s) {
     s.rows.head = s.head;
     begin<Build>(s.rows);
-    read_keys<Build>(job, task, s, rows_of_head<Build, Element, P>{job, task, s});
+    const rows_of_head<Build, Element, P> rows{job, task, s};
+    read_keys<Build>(job, task, s, key_reader::of(rows));
     settle<Build>(s.rows);
     const int64 pitch = s.rows.value_pitch;
     if (task.partial)
