@@ -42,6 +42,44 @@ struct key_interval {
     friend constexpr bool operator==(const key_interval&, const key_interval&) = default;
 };
 
+namespace detail {
+
+/// Merges what follows the interval `at` and touches it.
+template <class Build>
+constexpr void absorb_followers(key_interval* item, int& count, int at) {
+    while (at + 1 < count && item[at + 1].frame == item[at].frame && item[at + 1].first <= item[at].last) {
+        if (item[at].last < item[at + 1].last) item[at].last = item[at + 1].last;
+        for (int i = at + 1; i + 1 < count; ++i) item[i] = item[i + 1];
+        --count;
+    }
+}
+
+/// key_intervals::add, of an array of any size.
+template <class Build>
+constexpr void add_interval(key_interval* item, int& count, int most, key_interval added) {
+    int at = 0;  // the first interval that ends at or behind the new one's beginning, or lies behind it
+    while (at < count &&
+           (item[at].last < added.first || (item[at].frame != added.frame && item[at].last <= added.first)))
+        ++at;
+    const bool touches = at < count && item[at].frame == added.frame && item[at].first <= added.last;
+    if (!touches && count < most) {
+        for (int i = count; i > at; --i) item[i] = item[i - 1];
+        item[at] = added;
+        ++count;
+        return;
+    }
+    if (!touches) {
+        if (at == count || item[at].frame != added.frame) --at;
+        while (at > 0 && item[at].frame != added.frame) --at;
+        if (at < 0) at = 0;
+    }
+    if (added.first < item[at].first) item[at].first = added.first;
+    if (item[at].last < added.last) item[at].last = added.last;
+    absorb_followers<Build>(item, count, at);
+}
+
+}  // namespace detail
+
 /// At most `Most` intervals in ascending order. Intervals of one frame that touch or overlap are merged, so that a key
 /// counts once; intervals of different frames are disjoint (the policy's promise) and stay apart.
 template <int Most = 4>
@@ -57,43 +95,9 @@ struct key_intervals {
     /// Adds [first, last); empty ones are dropped, negative positions cut off. One interval too many is bridged with its
     /// neighbour: the set stays a superset, and `sees` cuts it back.
     template <class Build = build::here>
-    constexpr void add(int64 first, int64 last, int frame = 0) {
+    SASH_INLINE constexpr void add(int64 first, int64 last, int frame = 0) {
         if (first < 0) first = 0;
-        if (last <= first) return;
-        int at = 0;  // the first interval that ends at or behind `first`, or lies behind it
-        while (at < count && (item[at].last < first || (item[at].frame != frame && item[at].last <= first))) ++at;
-        if (at < count && item[at].frame == frame && item[at].first <= last) {
-            if (first < item[at].first) item[at].first = first;
-            if (item[at].last < last) item[at].last = last;
-            absorb_followers<Build>(at);
-            return;
-        }
-        if (count == Most) {
-            bridge<Build>(at, first, last, frame);
-            return;
-        }
-        for (int i = count; i > at; --i) item[i] = item[i - 1];
-        item[at] = {first, last, frame};
-        ++count;
-    }
-
-private:
-    template <class Build>
-    constexpr void absorb_followers(int at) {
-        while (at + 1 < count && item[at + 1].frame == item[at].frame && item[at + 1].first <= item[at].last) {
-            if (item[at].last < item[at + 1].last) item[at].last = item[at + 1].last;
-            for (int i = at + 1; i + 1 < count; ++i) item[i] = item[i + 1];
-            --count;
-        }
-    }
-    template <class Build>
-    constexpr void bridge(int at, int64 first, int64 last, int frame) {
-        int to = at < count && item[at].frame == frame ? at : at - 1;
-        while (to > 0 && item[to].frame != frame) --to;
-        if (to < 0) to = 0;
-        if (first < item[to].first) item[to].first = first;
-        if (item[to].last < last) item[to].last = last;
-        absorb_followers<Build>(to);
+        if (first < last) detail::add_interval<Build>(item, count, Most, {first, last, frame});
     }
 };
 
