@@ -439,14 +439,14 @@ void apply(const score_stage& stage, const decode_rows<Build>& t, const tile_vis
     const bool capped = stage.soft_cap != 0, sloped = stage.alibi != nullptr;
     const float unit = stage.custom != nullptr ? 1.0f : log2_e;
     for (int r = 0; (capped || sloped) && r < t.rows; ++r) {
-        const floats inverse(capped ? 1.0f / stage.soft_cap : 0.0f), cap(stage.soft_cap * unit);
-        const floats slope(sloped ? -unit * stage.alibi[t.head[r]] : 0.0f);
-        for (int lane = first; lane < last; lane += lanes<Build>) {
-            float* at = t.weights + r * block_tokens + lane;
-            floats x = load(at);
-            x = capped ? cap * tanh(x * inverse) : x * floats(unit);
-            if (sloped) x = fma(slope, key_distances<Build>(visit.distance, visit.distance_table, r, lane), x);
-            store(at, x);
+        float* scores = t.weights + r * block_tokens;
+        if (capped)
+            soft_cap<Build>(scores + first, (last - first) / lanes<Build>, lanes<Build>, 1.0f / stage.soft_cap,
+                            stage.soft_cap * unit);
+        const floats slope(sloped ? -unit * stage.alibi[t.head[r]] : 0.0f), factor(capped ? 1.0f : unit);
+        for (int lane = first; sloped && lane < last; lane += lanes<Build>) {
+            const floats distance = key_distances<Build>(visit.distance, visit.distance_table, r, lane);
+            store(scores + lane, fma(slope, distance, load(scores + lane) * factor));
         }
     }
     if (stage.custom != nullptr)
@@ -461,17 +461,11 @@ void apply(const score_stage& stage, const decode_rows<Build>& t, const tile_vis
 }
 
 template <class Build>
-void rescale(decode_rows<Build>& t, int row, float factor) {
+void rescale(decode_rows<Build>& t, int row, floats factor) {
     float* sum = t.sum + row * lanes<Build>;
-    store(sum, load(sum) * floats(factor));
+    store(sum, load(sum) * factor);
     float* numerator = t.numerator + row * t.value_pitch;
-    for (int64 c = 0; c < t.value_pitch; c += lanes<Build>) store(numerator + c, load(numerator + c) * floats(factor));
-}
-
-SASH_INLINE float exp2_of(float x) {
-    alignas(64) float lane[floats::size];
-    exp2(floats(x)).store_aligned(lane);
-    return lane[0];
+    for (int64 c = 0; c < t.value_pitch; c += lanes<Build>) store(numerator + c, load(numerator + c) * factor);
 }
 
 /// Scores of one row -> weights, for the registers that hold lanes [first, last); unseen lanes become exactly 0. `scales`,
@@ -492,7 +486,7 @@ void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen, int first,
 
     if (any(top > floats(t.maximum[row]) + floats(slack))) {
         const float raised = maximum_of_lanes(top);
-        rescale(t, row, exp2_of(t.maximum[row] - raised));
+        rescale(t, row, seldom_exp2<Build>(floats(t.maximum[row] - raised)));
         t.maximum[row] = raised;
     }
     const float base = is_minus_infinity(t.maximum[row]) ? 0.0f : t.maximum[row];
@@ -601,7 +595,7 @@ template <class Build>
 void settle(decode_rows<Build>& t) {
     for (int r = 0; r < t.rows; ++r) {
         const float peak = maximum_of_lanes(load(t.peak + r * lanes<Build>));
-        if (peak > t.maximum[r]) decode::rescale(t, r, decode::exp2_of(t.maximum[r] - peak));
+        if (peak > t.maximum[r]) decode::rescale(t, r, seldom_exp2<Build>(floats(t.maximum[r] - peak)));
         t.maximum[r] = peak;
         t.denominator[r] = sum_of_lanes(load(t.sum + r * lanes<Build>));
     }

@@ -76,6 +76,12 @@ SASH_INLINE floats exp2(floats x) {
     return one[0];
 }
 
+/// The same as a function of its own: for where a maximum has been raised, which is seldom.
+template <class Build>
+SASH_COLD floats seldom_exp2(floats x) {
+    return exp2(x);
+}
+
 /// p · 2^n for a whole number n from -252 to 252.
 SASH_INLINE floats times_exp2(floats p, floats n) {
 #if defined(__AVX512F__)

@@ -307,24 +307,19 @@ void multiply_seen(const product<Number>& p, const seen_lanes<Build>& seen, int6
     }
 }
 
-/// Soft cap and ALiBi of one register of rows; times `unit`, which brings the scores to base 2 if nothing is to follow.
+/// ALiBi of one register of rows: score · factor - unit · slope · distance.
 template <class Build>
-void cap_and_slope(const score_stage& stage, const query_tile<Build>& tile, const tile_visit& visit, const strip& s,
-                   float unit) {
+void add_alibi(const float* alibi, const query_tile<Build>& tile, const tile_visit& visit, const strip& s, float factor,
+               float unit) {
     constexpr int64 pitch = query_tile<Build>::capacity;
-    const bool capped = stage.soft_cap != 0, sloped = stage.alibi != nullptr;
-    const floats inverse(capped ? 1.0f / stage.soft_cap : 0.0f), cap(stage.soft_cap * unit);
     const row_distances<Build> distance(visit.distance, visit.distance_table, s.column, tile.rows, pitch);
     alignas(64) float slope[floats::size] = {};
-    for (int i = 0; sloped && i < lanes<Build> && s.column + i < tile.rows; ++i)
-        slope[i] = -unit * stage.alibi[tile.head[s.column + i]];
+    for (int i = 0; i < lanes<Build> && s.column + i < tile.rows; ++i)
+        slope[i] = -unit * alibi[tile.head[s.column + i]];
     const floats slopes = load(slope);
     for (int lane = s.first; lane < s.last; ++lane) {
         float* at = tile.weights + lane * pitch + s.column;
-        floats x = load(at);
-        x = capped ? cap * tanh(x * inverse) : x * floats(unit);
-        if (sloped) x = fma(slopes, distance.to(lane), x);
-        store(at, x);
+        store(at, fma(slopes, distance.to(lane), load(at) * floats(factor)));
     }
 }
 
@@ -341,8 +336,12 @@ void scale(query_tile<Build>& tile, const strip& s) {
 template <class Build>
 void apply(const score_stage& stage, const query_tile<Build>& tile, const tile_visit& visit, const strip& s) {
     constexpr int64 pitch = query_tile<Build>::capacity;
-    if (stage.soft_cap != 0 || stage.alibi != nullptr)
-        cap_and_slope(stage, tile, visit, s, stage.custom != nullptr ? 1.0f : log2_e);
+    const bool capped = stage.soft_cap != 0;
+    const float unit = stage.custom != nullptr ? 1.0f : log2_e;  // brings scores to base 2, if nothing is to follow
+    if (capped)
+        soft_cap<Build>(tile.weights + s.first * pitch + s.column, s.last - s.first, pitch, 1.0f / stage.soft_cap,
+                        stage.soft_cap * unit);
+    if (stage.alibi != nullptr) add_alibi(stage.alibi, tile, visit, s, capped ? 1.0f : unit, unit);
     if (stage.custom != nullptr) {
         const auto from = [&](auto* array) { return array != nullptr ? array + s.column : nullptr; };
         const int64 rows = detail::smaller(lanes<Build>, tile.rows - s.column);
@@ -390,11 +389,15 @@ bool raise(query_tile<Build>& tile, int column, int first, int last, floats fact
 
     const floats stale = load(tile.maximum + column);
     const lane_mask grown = top > stale + floats(slack);
+    const floats none(1.0f);  // the factor of rows that do not grow: exactly 1; of a row that had seen nothing, exactly 0
+    if (!any(grown)) {
+        store(tile.keep + column, none);
+        return false;
+    }
     const floats maximum = select(grown, top, stale);
-    // The factor of the rows that do not grow is exactly 1; of a row that had seen nothing, exactly 0.
-    store(tile.keep + column, select(grown, exp2(stale - maximum), floats(1.0f)));
+    store(tile.keep + column, select(grown, seldom_exp2<Build>(stale - maximum), none));
     store(tile.maximum + column, maximum);
-    return any(grown);
+    return true;
 }
 
 /// 2^(factor · score - base) of one register of rows in place, lanes [lane, lane + Count); adds them to `sum`. As words of
@@ -671,7 +674,7 @@ void settle(query_tile<Build>& tile) {
         const floats peak = load(tile.peak + column), base = load(tile.maximum + column);
         const lane_mask grown = peak > base;
         if (!any(grown)) continue;
-        const floats keep = select(grown, exp2(base - peak), floats(1.0f));
+        const floats keep = select(grown, seldom_exp2<Build>(base - peak), floats(1.0f));
         prefill::rescale(tile, column, keep);
         store(tile.denominator + column, load(tile.denominator + column) * keep);
         store(tile.maximum + column, peak);

@@ -44,6 +44,13 @@ struct score_stage {
     SASH_INLINE bool empty() const { return soft_cap == 0 && alibi == nullptr && custom == nullptr; }
 };
 
+/// x -> cap · tanh(x · inverse) in `count` registers of scores, `pitch` floats apart.
+template <class Build>
+void soft_cap(float* scores, int64 count, int64 pitch, float inverse, float cap) {
+    for (int64 i = 0; i < count; ++i, scores += pitch)
+        store(scores, floats(cap) * tanh(load(scores) * floats(inverse)));
+}
+
 /// Where the scores of one register stand. A table looked up by head is gathered when it is first asked for, not once a
 /// key: a function asks for the same few tables again and again.
 template <class Build>

@@ -135,11 +135,15 @@ softmax_plan plan_round(arena& memory, const softmax_job<P>* jobs, int64 count, 
 /// turns[t][pair] for `count` tokens from `first` on, read in `frame`: by the whole position where the library turns, else
 /// by what the frame adds to the caller's own turn. Equal positions in a row (a full compact window) are looked up.
 template <class Build, class P>
-void fill_turns(const P& p, const detail::score_state& s, int64 first, int64 count, int frame, detail::turn* to) {
+const detail::turn* make_turns(arena& memory, const softmax_job<P>& job, int64 first, int64 count, int frame) {
+    const detail::score_state& s = *job.scores;
+    detail::turn* const turns = memory.take<detail::turn>(count * s.pairs);
+    detail::turn* to = turns;
+    if (turns == nullptr) return nullptr;
     int64 before = std::numeric_limits<int64>::min();
     for (int64 t = 0; t < count; ++t, to += s.pairs) {
         const int64 query = first + t;
-        const int64 at = ask::read_position(p, query, frame) - (s.by == rotates::caller ? query : 0);
+        const int64 at = ask::read_position(*job.policy, query, frame) - (s.by == rotates::caller ? query : 0);
         const detail::turn* known = at == before ? to - s.pairs : at == s.steady_position ? s.steady : nullptr;
         if (known != nullptr)
             std::memcpy(to, known, static_cast<std::size_t>(s.pairs) * sizeof(detail::turn));
@@ -147,6 +151,7 @@ void fill_turns(const P& p, const detail::score_state& s, int64 first, int64 cou
             for (int64 pair = 0; pair < s.pairs; ++pair) to[pair] = detail::turn_by<Build>(at, s.frequencies[pair]);
         before = at;
     }
+    return turns;
 }
 
 /// What one sequence does in one round.
@@ -165,19 +170,15 @@ void take_turns(arena& memory, softmax_round<P>& r) {
     const detail::score_state& s = *r.job.scores;
     r.key_turns = r.job.turns[0] = r.job.turns[1] = nullptr;
     if (s.pairs == 0) return;
-    const auto make = [&](int64 first, int64 count, int frame) {
-        detail::turn* turns = memory.take<detail::turn>(count * s.pairs);
-        if (turns) fill_turns<Build>(*r.job.policy, s, first, count, frame, turns);
-        return turns;
-    };
     const int64 tokens = r.job.query.tokens;
     if (s.by == rotates::library) {
-        if (r.key.tokens > 0) r.key_turns = make(r.store->length, r.key.tokens, 0);
+        if (r.key.tokens > 0) r.key_turns = make_turns<Build>(memory, r.job, r.store->length, r.key.tokens, 0);
         const bool same = r.job.first_query == r.store->length && tokens <= r.key.tokens;
-        if (tokens > 0) r.job.turns[0] = same ? r.key_turns : make(r.job.first_query, tokens, 0);
+        if (tokens > 0)
+            r.job.turns[0] = same ? r.key_turns : make_turns<Build>(memory, r.job, r.job.first_query, tokens, 0);
     }
     if (tokens > 0 && detail::reads_other_frames(*r.job.policy, r.store->heads))
-        r.job.turns[1] = make(r.job.first_query, tokens, 1);
+        r.job.turns[1] = make_turns<Build>(memory, r.job, r.job.first_query, tokens, 1);
 }
 
 // ------------------------------------------------------------------------------------------------------------- storing tokens
