@@ -56,25 +56,23 @@ constexpr void absorb_followers(key_interval* item, int& count, int at) {
 
 /// key_intervals::add, of an array of any size.
 template <class Build>
-constexpr void add_interval(key_interval* item, int& count, int most, key_interval added) {
-    int at = 0;  // the first interval that ends at or behind the new one's beginning, or lies behind it
-    while (at < count &&
-           (item[at].last < added.first || (item[at].frame != added.frame && item[at].last <= added.first)))
-        ++at;
-    const bool touches = at < count && item[at].frame == added.frame && item[at].first <= added.last;
+constexpr void add_interval(key_interval* item, int& count, int most, int64 first, int64 last, int frame) {
+    int at = 0;  // the first interval that ends at or behind `first`, or lies behind it
+    while (at < count && (item[at].last < first || (item[at].frame != frame && item[at].last <= first))) ++at;
+    const bool touches = at < count && item[at].frame == frame && item[at].first <= last;
     if (!touches && count < most) {
         for (int i = count; i > at; --i) item[i] = item[i - 1];
-        item[at] = added;
+        item[at] = {first, last, frame};
         ++count;
         return;
     }
-    if (!touches) {
-        if (at == count || item[at].frame != added.frame) --at;
-        while (at > 0 && item[at].frame != added.frame) --at;
+    if (!touches) {  // it is bridged with a neighbour
+        if (at == count || item[at].frame != frame) --at;
+        while (at > 0 && item[at].frame != frame) --at;
         if (at < 0) at = 0;
     }
-    if (added.first < item[at].first) item[at].first = added.first;
-    if (item[at].last < added.last) item[at].last = added.last;
+    if (first < item[at].first) item[at].first = first;
+    if (item[at].last < last) item[at].last = last;
     absorb_followers<Build>(item, count, at);
 }
 
@@ -97,7 +95,7 @@ struct key_intervals {
     template <class Build = build::here>
     SASH_INLINE constexpr void add(int64 first, int64 last, int frame = 0) {
         if (first < 0) first = 0;
-        if (first < last) detail::add_interval<Build>(item, count, Most, {first, last, frame});
+        if (first < last) detail::add_interval<Build>(item, count, Most, first, last, frame);
     }
 };
 

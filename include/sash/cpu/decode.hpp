@@ -486,7 +486,8 @@ void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen, int first,
 
     if (any(top > floats(t.maximum[row]) + floats(slack))) {
         const float raised = maximum_of_lanes(top);
-        rescale(t, row, seldom_exp2<Build>(floats(t.maximum[row] - raised)));
+        if (!is_minus_infinity(t.maximum[row]))  // else the sums are 0, or NaN
+            rescale(t, row, seldom_exp2<Build>(floats(t.maximum[row] - raised)));
         t.maximum[row] = raised;
     }
     const float base = is_minus_infinity(t.maximum[row]) ? 0.0f : t.maximum[row];

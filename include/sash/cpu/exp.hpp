@@ -78,7 +78,7 @@ SASH_INLINE floats exp2(floats x) {
 
 /// The same as a function of its own: for where a maximum has been raised, which is seldom.
 template <class Build>
-SASH_COLD floats seldom_exp2(floats x) {
+floats seldom_exp2(floats x) {
     return exp2(x);
 }
 

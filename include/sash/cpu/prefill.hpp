@@ -380,8 +380,8 @@ floats largest_score(const query_tile<Build>& tile, int column, int first, int l
     return cpu::maximum(cpu::maximum(tops[0], tops[1]), cpu::maximum(tops[2], tops[3]));
 }
 
-/// Joins the largest scores of one register of rows, lanes [first, last), to its maximum. Says whether that of some row
-/// was raised: then the numerators are to be multiplied by tile.keep.
+/// Joins the largest scores of one register of rows, lanes [first, last), to its maximum. Says whether the numerators are
+/// to be multiplied by tile.keep: where the maximum of some row that has any was raised.
 template <class Build>
 bool raise(query_tile<Build>& tile, int column, int first, int last, floats factor) {
     const floats top = largest_score(tile, column, first, last) * factor;
@@ -389,14 +389,15 @@ bool raise(query_tile<Build>& tile, int column, int first, int last, floats fact
 
     const floats stale = load(tile.maximum + column);
     const lane_mask grown = top > stale + floats(slack);
-    const floats none(1.0f);  // the factor of rows that do not grow: exactly 1; of a row that had seen nothing, exactly 0
-    if (!any(grown)) {
+    const floats maximum = select(grown, top, stale), none(1.0f);
+    store(tile.maximum + column, maximum);
+    // The factor of a row that does not grow is exactly 1. The sums of one that had seen nothing are 0, or NaN.
+    const lane_mask rescaled = grown & ~is_minus_infinity(stale);
+    if (!any(rescaled)) {
         store(tile.keep + column, none);
         return false;
     }
-    const floats maximum = select(grown, top, stale);
-    store(tile.keep + column, select(grown, seldom_exp2<Build>(stale - maximum), none));
-    store(tile.maximum + column, maximum);
+    store(tile.keep + column, select(rescaled, seldom_exp2<Build>(stale - maximum), none));
     return true;
 }
 
