@@ -55,6 +55,9 @@ struct query_tile {
     } wishes[2 * capacity];
     int wish_count = 0;
 
+    /// No more than one register of rows: a few drafts that are verified.
+    bool alone() const { return rows <= lanes; }
+
     /// Floats of scratch for one tile; a multiple of 16.
     static int64 floats(int64 key_dim, int64 value_dim, int frames) {
         const int64 lines = frames * key_dim + codec<float>::value_pitch(value_dim) + block_tokens + 4;
@@ -160,10 +163,16 @@ struct strip {
 template <class Build, int Vectors>
 inline constexpr int tile_height = registers<Build> == 32 || Vectors == 1 ? 8 : 4;
 
-/// The same where the query tile has no more than one register of rows: a few drafts that are verified. Then each load
-/// of a multiplier serves one multiplication, and all that can be saved is loads of rows.
+/// The same where the query tile is `alone`. Then each load of a multiplier serves one multiplication, and all that can
+/// be saved is loads of rows.
 template <class Build>
 inline constexpr int lone_height = registers<Build> == 32 ? 16 : 8;
+
+/// Rows of a tile of sums in most products of a query tile.
+template <class Build>
+SASH_INLINE int64 usual_height(const query_tile<Build>& tile) {
+    return tile.alone() ? lone_height<Build> : tile_height<Build, 3>;
+}
 
 /// Memory that will be wanted soon, asked for bit by bit: `step` bytes further at every term of a product. Blocks come
 /// from an outer cache or from memory; asked for all at once they would keep the product waiting.
@@ -185,7 +194,7 @@ SASH_INLINE upcoming wish_or(query_tile<Build>& tile, int64 steps, upcoming usua
 template <class Number>
 struct product {
     int vectors;
-    bool alone;       // one register of rows, in tiles of lone_height
+    bool alone;       // the query tile is: sums are in tiles of lone_height
     float* c;         // rows are the capacity of a query tile apart
     const Number* a;  // rows are the width of a panel apart
     const Number* b;  // as c
@@ -380,8 +389,8 @@ floats largest_score(const query_tile<Build>& tile, int column, int first, int l
     return cpu::maximum(cpu::maximum(tops[0], tops[1]), cpu::maximum(tops[2], tops[3]));
 }
 
-/// Joins the largest scores of one register of rows, lanes [first, last), to its maximum. Says whether the numerators are
-/// to be multiplied by tile.keep: where the maximum of some row that has any was raised.
+/// Joins the largest scores of one register of rows, lanes [first, last), to its maximum. Says whether the numerators
+/// are to be multiplied by tile.keep: where the maximum of some row that has any was raised.
 template <class Build>
 bool raise(query_tile<Build>& tile, int column, int first, int last, floats factor) {
     const floats top = largest_score(tile, column, first, last) * factor;
@@ -523,8 +532,7 @@ void score(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& part
     const int64 terms = (tile.key_dim + together - 1) / together;
     const std::byte* values = keys.block + codec<Element>::key_bytes(tile.key_dim);
     const int64 bytes = codec<Element>::value_bytes(tile.value_dim) / block_tokens;  // for each lane
-    const bool alone = tile.rows <= lanes<Build>;
-    const int64 high = alone ? lone_height<Build> : tile_height<Build, 3>, grain = alone ? high : 8;
+    const int64 high = usual_height(tile), grain = detail::larger(high, 8);
     const int64 step = together * bytes * high / tile.key_dim;
     for (int64 lane = keys.first / width * width; lane < keys.last; lane += width) {
         const auto* panel =
@@ -536,7 +544,7 @@ void score(query_tile<Build>& tile, const key_tile& keys, const cut<Build>& part
             if (from < to)
                 multiply<Build>(product<Number>{
                     .vectors = s.vectors,
-                    .alone = alone,
+                    .alone = tile.alone(),
                     .c = tile.weights + from * pitch + s.column,
                     .a = panel + (from - lane),
                     .b = reinterpret_cast<const Number*>(query) + s.column,
@@ -596,9 +604,7 @@ void weigh(query_tile<Build>& tile, const key_tile& keys, std::span<const strip>
     const Number* weights = reinterpret_cast<const Number*>(tile.weights);
     const std::byte* next = keys.next != nullptr ? keys.next : keys.block;
     const int64 bytes = codec<Element>::key_bytes(tile.key_dim) / tile.value_pitch;  // for each column
-    const bool alone = tile.rows <= lanes<Build>;
-    const int64 high = alone ? lone_height<Build> : tile_height<Build, 3>,
-                step = together * bytes * high / block_tokens;
+    const int64 high = usual_height(tile), step = together * bytes * high / block_tokens;
     for (int64 column = 0; column < tile.value_pitch; column += width) {
         const auto* panel = codec<Element>::template value_panel<Build, Number>(keys.block, column, keys.first,
                                                                                 keys.last, tile.key_dim, tile.panel);
@@ -606,7 +612,7 @@ void weigh(query_tile<Build>& tile, const key_tile& keys, std::span<const strip>
             const int64 first = s.first / together, last = (s.last + together - 1) / together;
             const product<Number> p{
                 .vectors = s.vectors,
-                .alone = alone,
+                .alone = tile.alone(),
                 .c = tile.numerator + column * pitch + s.column,
                 .a = panel + first * width,
                 .b = weights + first * pitch + s.column,

@@ -183,11 +183,11 @@ SASH_INLINE void for_each_tile(const detail::block_store& store, int64 head, int
 
 /// What a kernel is told about each of its rows, beside the keys.
 struct row_notes {
-    std::uint64_t* visible;         // [rows]
-    float* distance;                // [rows]
-    float* distance_table;          // [64][rows] or [rows][64], as the kernel reads it; null where distances are affine
-    std::int32_t* head;             // [rows]
-    int64 row_pitch, lane_pitch;    // of the table
+    std::uint64_t* visible;       // [rows]
+    float* distance;              // [rows]
+    float* distance_table;        // [64][rows] or [rows][64], as the kernel reads it; null where distances are affine
+    std::int32_t* head;           // [rows]
+    int64 row_pitch, lane_pitch;  // of the table
 
     template <class P>
     SASH_INLINE void carve_notes(arena& from, int64 rows, int64 pitch_of_rows, int64 pitch_of_lanes) {
