@@ -227,16 +227,15 @@ answers prefill(const problem<Element>& p, staging how = staging::none, bool tab
             for (int r = 0; r < p.rows; ++r)
                 distances.data[lane * tile_type::capacity + r] = distance[std::size_t(r)] - float(lane);
         const bool whole = all == some && std::popcount(all) == last - first;
-        cpu::absorb<build, Element>(tile,
-                                    {.block = p.memory(b),
-                                     .first = first,
-                                     .last = last,
-                                     .next = b + 1 < p.blocks() ? p.memory(b + 1) : nullptr},
-                                    {.visible = whole ? nullptr : words.data(),
-                                     .frame = 1,
-                                     .distance = table ? nullptr : distance.data(),
-                                     .distance_table = table ? distances.data : nullptr},
-                                    s.stage);
+        const cpu::key_tile behind{.block = b + 1 < p.blocks() ? p.memory(b + 1) : nullptr, .last = 64};
+        cpu::absorb<build, Element>(
+            tile,
+            {.block = p.memory(b), .first = first, .last = last, .next = behind.block != nullptr ? &behind : nullptr},
+            {.visible = whole ? nullptr : words.data(),
+             .frame = 1,
+             .distance = table ? nullptr : distance.data(),
+             .distance_table = table ? distances.data : nullptr},
+            s.stage);
     }
     cpu::settle(tile);
     answers a;
@@ -270,12 +269,10 @@ answers decode(const problem<Element>& p, staging how = staging::none, bool tabl
         for (int r = 0; r < p.rows; ++r) distance.push_back(p.position[std::size_t(r)] - float(b * 64));
         for (int r = 0; r < p.rows; ++r)
             for (int lane = 0; lane < 64; ++lane) distances.push_back(distance[std::size_t(r)] - float(lane));
+        const cpu::key_tile behind{.block = b + 1 < p.blocks() ? p.memory(b + 1) : nullptr, .last = 64};
         cpu::absorb<build, Element>(
             tile,
-            {.block = p.memory(b),
-             .first = first,
-             .last = last,
-             .next = b + 1 < p.blocks() ? p.memory(b + 1) : nullptr},
+            {.block = p.memory(b), .first = first, .last = last, .next = behind.block != nullptr ? &behind : nullptr},
             {.visible = all == some && std::popcount(all) == last - first ? nullptr : words.data(),
              .frame = 1,
              .distance = table ? nullptr : distance.data(),

@@ -142,6 +142,12 @@ namespace decode {
 /// enough that it is still in the first cache when its turn comes.
 inline constexpr int64 ahead = 12288;
 
+/// The same in a block that is read in part: its short runs begin at the same place of a page each, where a cache of few
+/// ways soon drops what came too early.
+inline constexpr int64 ahead_in_part = 6144;
+
+inline constexpr int most_tiles = 4;  ///< one that is read and those behind it that are asked for
+
 /// What is read of a block, in order: panels of sixteen keys, and of each panel of values the rows that are seen. What lies
 /// side by side is one run.
 struct reading {
@@ -150,6 +156,8 @@ struct reading {
     int64 run_bytes;  // of values
     int64 run_pitch;
     int runs;
+
+    SASH_INLINE int64 bytes() const { return key_bytes + runs * run_bytes; }
 
     template <class Build, class Element>
     SASH_INLINE static reading of(const decode_rows<Build>& t, const std::byte* block, int first, int last) {
@@ -165,19 +173,19 @@ struct reading {
     }
 };
 
-/// Asks for what will be read soon, in the order in which it is read, of a tile and then of the next. Each step of a loop
-/// asks for as many bytes as it reads itself.
+/// Asks for what will be read soon, in the order in which it is read, of a tile and then of those behind it. Each step of a
+/// loop asks for as many bytes as it reads itself.
 struct prefetcher {
     const std::byte* at;
     int64 left;           // of the run
-    const reading* tile;  // and the one behind it
-    int runs;             // of values that follow, in this tile
-    bool last;            // tile
+    const reading* tile;  // the last of them is at `end` - 1
+    const reading* end;
+    int runs;  // of values that follow, in this tile
 
-    SASH_INLINE explicit prefetcher(const reading (&tiles)[2]) : tile(tiles), last(false) {
+    SASH_INLINE prefetcher(const reading* tiles, int count) : tile(tiles), end(tiles + count) {
         begin_tile();
-        const int64 all = tile->key_bytes + tile->runs * tile->run_bytes;
-        go_on(all < ahead ? all : ahead);
+        const int64 lead = tile->runs > 1 ? ahead_in_part : ahead, all = tile->bytes();
+        go_on(all < lead ? all : lead);
     }
     template <int64 Bytes>
     SASH_INLINE void step() {
@@ -185,8 +193,10 @@ struct prefetcher {
         for (int64 i = 0; i < Bytes; i += 64) prefetch(at + i);
         at += Bytes;
         left -= Bytes;
-        if (left <= 0) [[unlikely]]
+        if (left <= 0) [[unlikely]] {
+            left = 0;  // a step may be longer than the rest of a run; the next run is asked for from its first line on
             go_on(0);
+        }
     }
 
 private:
@@ -202,8 +212,7 @@ private:
                 at = tile->values + (tile->runs - runs) * tile->run_pitch;
                 left = tile->run_bytes;
                 --runs;
-            } else if (!last) {
-                last = true;
+            } else if (tile + 1 < end) {
                 ++tile;
                 begin_tile();
             } else {
@@ -572,12 +581,15 @@ void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit
     for (int r = 0; r < t.rows; ++r) seen |= seen_by(r);
     if (seen == 0) return;
     const int first = std::countr_zero(seen), last = 64 - std::countl_zero(seen);
-    const bool hints = tile.next != nullptr;
-    const decode::reading tiles[2] = {
-        decode::reading::template of<Build, Element>(t, tile.block, first, last),
-        decode::reading::template of<Build, Element>(t, hints ? tile.next : tile.block, hints ? tile.next_first : first,
-                                                     hints ? tile.next_last : last)};
-    decode::prefetcher soon(tiles);
+    decode::reading tiles[decode::most_tiles] = {
+        decode::reading::template of<Build, Element>(t, tile.block, first, last)};
+    int count = 1;
+    const key_tile* next = tile.next;
+    for (int64 known = 0; next != nullptr && count < decode::most_tiles && known < decode::ahead; next = next->next) {
+        tiles[count] = decode::reading::template of<Build, Element>(t, next->block, next->first, next->last);
+        known += tiles[count++].bytes();
+    }
+    decode::prefetcher soon(tiles, count);
     decode::score_rows<Build, Element>(t, tile, visit.frame, first, last, soon);
 
     constexpr int vector = lanes<Build>;

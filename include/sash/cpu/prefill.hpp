@@ -602,7 +602,7 @@ void weigh(query_tile<Build>& tile, const key_tile& keys, std::span<const strip>
     constexpr int64 pitch = query_tile<Build>::capacity, width = detail::panel_width;
     constexpr int together = std::is_same_v<Number, float> ? 1 : 2;  // lanes in a term
     const Number* weights = reinterpret_cast<const Number*>(tile.weights);
-    const std::byte* next = keys.next != nullptr ? keys.next : keys.block;
+    const std::byte* next = keys.next != nullptr ? keys.next->block : keys.block;
     const int64 bytes = codec<Element>::key_bytes(tile.key_dim) / tile.value_pitch;  // for each column
     const int64 high = usual_height(tile), step = together * bytes * high / block_tokens;
     for (int64 column = 0; column < tile.value_pitch; column += width) {

@@ -13,9 +13,8 @@ namespace sash::cpu {
 /// Some tokens of one block of 64 of one KV head.
 struct key_tile {
     const std::byte* block = nullptr;
-    std::int32_t first = 0, last = 0;             ///< lanes [first, last) are candidates
-    const std::byte* next = nullptr;              ///< block that will be read after this one, or null: a hint, and
-    std::int32_t next_first = 0, next_last = 64;  ///< the lanes of it
+    std::int32_t first = 0, last = 0;  ///< lanes [first, last) are candidates
+    const key_tile* next = nullptr;    ///< what will be read after it, as far as is known: a hint
 };
 
 /// Bits [first, last) of a word of lanes.

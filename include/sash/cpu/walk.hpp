@@ -153,31 +153,60 @@ SASH_INLINE std::uint64_t seen_lanes(const P& p, int64 query, int64 kv_head, int
     return bits;
 }
 
-/// Calls f(tile, lane_zero) for those of the keys [first, last) of one KV head that are held, block by block. (All are, but
-/// where a window has just been widened.) Lane 0 of the tile would stand at position lane_zero. `after` is what will be
-/// read when all of them are done: a hint.
-template <class Build, class F>
-SASH_INLINE void for_each_tile(const detail::block_store& store, int64 head, int64 first, int64 last,
-                               const detail::token_place& after, F&& f) {
-    first = detail::next_held(store, first);
-    detail::token_place at{};
-    if (first < last) at = detail::locate<Build>(store, head, first);
-    while (first < last) {
-        const int64 count = detail::smaller(at.together, last - first);
-        const int64 next = detail::next_held(store, first + count);
-        const detail::token_place following = next < last ? detail::locate<Build>(store, head, next) : after;
-        const int64 next_count = next < last ? detail::smaller(following.together, last - next) : following.together;
-        const key_tile tile{at.block,
-                            static_cast<std::int32_t>(at.lane),
-                            static_cast<std::int32_t>(at.lane + count),
-                            following.block,
-                            static_cast<std::int32_t>(following.lane),
-                            static_cast<std::int32_t>(following.lane + next_count)};
-        f(tile, first - at.lane);
-        first = next;
-        at = following;
+/// A tile in the line of those that are read soon. Lane 0 of it would stand at position lane_zero.
+struct tile_in_line {
+    key_tile tile;
+    int64 lane_zero = 0;
+    int frame = 0;
+    bool mine = false;  // or a later task's: a hint
+};
+
+/// The tiles that a task reads, in order; then the rest of its KV head, and the beginning of `next_head`: what the tasks
+/// after it read. Of the keys those that are held, block by block. (All are, but where a window has just been widened.)
+template <class Build, class P>
+struct tile_stream {
+    using intervals = decltype(ask::visible(std::declval<const P&>(), int64{}, int64{}, int64{}));
+
+    const softmax_job<P>& job;
+    const softmax_task& task;
+    key_interval queries;  // positions of the task's
+    int64 next_head;       // or beyond the last: nothing comes
+    int64 head = task.head, at = task.key_first;
+    bool mine = true;
+    int index = 0;  // of the interval
+    intervals seen = ask::visible(*job.policy, queries.first, queries.last, task.head);
+
+    tile_in_line next() {
+        const detail::block_store& store = *job.store;
+        for (;;) {
+            if (index == seen.count) {
+                if (next_head >= store.heads) return {};
+                head = next_head;
+                next_head = store.heads;
+                mine = false;
+                index = 0;
+                at = 0;
+                seen = ask::visible(*job.policy, queries.first, queries.last, head);
+                continue;
+            }
+            const key_interval& keys = seen.item[index];
+            const int64 first = detail::next_held(store, detail::larger(at, keys.first));
+            mine = mine && first < task.key_last;
+            const int64 last = detail::smaller(keys.last, mine ? task.key_last : store.length);
+            if (first >= last) {
+                ++index;
+                continue;
+            }
+            const detail::token_place place = detail::locate<Build>(store, head, first);
+            const int64 count = detail::smaller(place.together, last - first);
+            at = first + count;
+            return {{place.block, static_cast<std::int32_t>(place.lane), static_cast<std::int32_t>(place.lane + count)},
+                    first - place.lane,
+                    keys.frame,
+                    mine};
+        }
     }
-}
+};
 
 // ---------------------------------------------------------------------------------------------------- a task's rows and keys
 
@@ -206,8 +235,6 @@ struct key_reader {
     const void* rows;
     void (*pack)(const void* rows, int frame, float factor);  // prepares the queries of a frame
     void (*absorb)(const void* rows, const key_tile& keys, const tile_visit& visit, const score_stage& stage);
-    // A place that will be read when an interval is read up to `next`: a hint.
-    detail::token_place (*after)(const void* rows, const key_interval& keys, int64 next);
 
     template <class Rows>
     SASH_INLINE static key_reader of(const Rows& rows) {
@@ -215,9 +242,6 @@ struct key_reader {
                 [](const void* self, int frame, float factor) { static_cast<const Rows*>(self)->pack(frame, factor); },
                 [](const void* self, const key_tile& keys, const tile_visit& visit, const score_stage& stage) {
                     static_cast<const Rows*>(self)->absorb(keys, visit, stage);
-                },
-                [](const void* self, const key_interval& keys, int64 next) {
-                    return static_cast<const Rows*>(self)->after(keys, next);
                 }};
     }
 };
@@ -267,45 +291,35 @@ void read_keys(const softmax_job<P>& job, const softmax_task& task, const row_no
         s.head[r] = static_cast<std::int32_t>(task.head * job.group + (task.first_row + r) % job.group);
     const key_interval queries{job.first_query + task.first_row / job.group,
                                job.first_query + (task.first_row + task.rows - 1) / job.group + 1};
+    // A head's tiles of queries are taken from the last to the first; each begins about where the one before it did.
+    tile_stream<Build, P> coming{job, task, queries, task.head + (task.first_row == 0 ? 1 : 0)};
+    constexpr int places = 4;  // tiles may be small: while one is read, some behind it are on their way
+    tile_in_line line[places];
+    const auto join = [&](int at) {
+        line[at] = coming.next();
+        if (line[at].tile.block != nullptr) line[(at + places - 1) % places].tile.next = &line[at].tile;
+    };
+    for (int at = 0; at < places; ++at) join(at);
     unsigned packed = 0;
-    for (const key_interval& i : ask::visible(*job.policy, queries.first, queries.last, task.head)) {
-        const key_interval keys{detail::larger(i.first, task.key_first), detail::smaller(i.last, task.key_last),
-                                i.frame};
-        if (keys.first >= keys.last) continue;
-        if (!(packed >> keys.frame & 1u)) f.pack(f.rows, keys.frame, factor);
-        packed |= 1u << keys.frame;
-        const detail::token_place after = f.after(f.rows, i, keys.last);
-        for_each_tile<Build>(*job.store, task.head, keys.first, keys.last, after,
-                             [&](const key_tile& tile, int64 lane_zero) {
-                                 tile_visit visit;
-                                 visit.frame = keys.frame;
-                                 const key_interval lanes{lane_zero + tile.first, lane_zero + tile.last, keys.frame};
-                                 if (!ask::whole(*job.policy, queries, lanes, task.head)) {
-                                     bool any;
-                                     if (fill_visible(job, task, s.visible, tile, keys.frame, lane_zero, any))
-                                         visit.visible = s.visible;
-                                     if (!any) return;
-                                 }
-                                 if (!stage.empty()) {
-                                     fill_distances(job, task, s, tile, lane_zero);
-                                     visit.distance = s.distance;
-                                     visit.distance_table = s.distance_table;
-                                 }
-                                 f.absorb(f.rows, tile, visit, stage);
-                             });
+    for (int at = 0; line[at].mine; join(at), at = (at + 1) % places) {
+        const tile_in_line& now = line[at];
+        if (!(packed >> now.frame & 1u)) f.pack(f.rows, now.frame, factor);
+        packed |= 1u << now.frame;
+        tile_visit visit;
+        visit.frame = now.frame;
+        const key_interval lanes{now.lane_zero + now.tile.first, now.lane_zero + now.tile.last, now.frame};
+        if (!ask::whole(*job.policy, queries, lanes, task.head)) {
+            bool any;
+            if (fill_visible(job, task, s.visible, now.tile, now.frame, now.lane_zero, any)) visit.visible = s.visible;
+            if (!any) continue;
+        }
+        if (!stage.empty()) {
+            fill_distances(job, task, s, now.tile, now.lane_zero);
+            visit.distance = s.distance;
+            visit.distance_table = s.distance_table;
+        }
+        f.absorb(f.rows, now.tile, visit, stage);
     }
-}
-
-/// Where the task reads that comes after this one, if each has all rows of its KV head: at position `next` of the same
-/// head, or where the interval begins in the next head. Nowhere, if this is the last.
-template <class Build, class P>
-detail::token_place read_next(const softmax_job<P>& job, const softmax_task& task, const key_interval& keys,
-                              int64 next) {
-    const detail::block_store& store = *job.store;
-    const bool ends = next >= detail::smaller(keys.last, store.length);
-    const int64 head = task.head + (ends ? 1 : 0), from = detail::next_held(store, ends ? keys.first : next);
-    if (head >= store.heads || from >= store.length) return {};
-    return detail::locate<Build>(store, head, from);
 }
 
 // ------------------------------------------------------------------------------------------------------------- many rows: prefill
@@ -390,11 +404,6 @@ struct tile_of_queries {
     SASH_INLINE void pack(int frame, float factor) const { pack_frame<Build, Number>(job, task, s, frame, factor); }
     SASH_INLINE void absorb(const key_tile& keys, const tile_visit& visit, const score_stage& stage) const {
         cpu::absorb<Build, Element, Number>(s.tile, keys, visit, stage);
-    }
-    /// Where there are more tiles of queries, the next begins about where this one did.
-    SASH_INLINE detail::token_place after(const key_interval& keys, int64 next) const {
-        if (job.query.tokens * job.group <= task.rows) return read_next<Build>(job, task, keys, next);
-        return detail::locate<Build>(*job.store, task.head, detail::next_held(*job.store, keys.first));
     }
 };
 
@@ -483,9 +492,6 @@ struct rows_of_head {
     }
     SASH_INLINE void absorb(const key_tile& keys, const tile_visit& visit, const score_stage& stage) const {
         cpu::absorb<Build, Element>(s.rows, keys, visit, stage);
-    }
-    SASH_INLINE detail::token_place after(const key_interval& keys, int64 next) const {
-        return read_next<Build>(job, task, keys, next);
     }
 };
 
