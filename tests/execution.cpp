@@ -564,6 +564,106 @@ TEST_CASE("R33: callers on many threads, each with runners of their own") {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// What a decode step reads, and in which order
+
+namespace {
+
+using window_cache = sash::kv_cache<sash::sliding_window>;
+using build = sash::build::here;
+
+// `length` tokens of two KV heads; every number of a key is 1000 * its head + its position.
+window_cache numbered(sash::sliding_window policy, int64 length) {
+    window_cache cache(policy, {.heads = 4, .kv_heads = 2, .head_dim = 16});
+    std::vector<float> keys;
+    for (int64 t = 0; t < length; ++t)
+        for (int64 h = 0; h < 2; ++h) keys.insert(keys.end(), 16, static_cast<float>(1000 * h + t));
+    sash::append({keys, length, 2, 16}, {keys, length, 2, 16}, cache);
+    return cache;
+}
+
+sash::cpu::softmax_job<sash::sliding_window> last_token_of(window_cache& cache) {
+    auto& data = sash::detail::access::data(cache);
+    sash::cpu::softmax_job<sash::sliding_window> job;
+    job.policy = &data.policy;
+    job.dims = &data.dims;
+    job.scores = &data.scores;
+    job.store = &data.store;
+    job.query.tokens = 1;
+    job.first_query = cache.length() - 1;
+    job.group = 2;
+    return job;
+}
+
+// The numbers (see above) of the keys in the tiles of one task, in order; then of those it takes for a later task's.
+struct keys_of_tiles {
+    std::vector<float> mine, ahead;
+
+    keys_of_tiles(const sash::cpu::softmax_job<sash::sliding_window>& job, int64 head, int64 first, int64 last) {
+        const sash::cpu::softmax_task task{0, head, 0, 2, first, last, nullptr};
+        sash::cpu::tile_stream<build, sash::sliding_window> tiles{
+            job, task, {job.first_query, job.first_query + 1}, head + 1};
+        for (auto now = tiles.next(); now.tile.block != nullptr; now = tiles.next())
+            for (int lane = now.tile.first; lane < now.tile.last; ++lane) {
+                float key[16], value[16];
+                sash::codec<float>::load<build>(now.tile.block, lane, 16, 16, key, value);
+                (now.mine ? mine : ahead).push_back(key[0]);
+                CHECK(key[0] == static_cast<float>(now.lane_zero + lane) + (key[0] < 1000 ? 0.0f : 1000.0f));
+            }
+    }
+};
+
+}  // namespace
+
+TEST_CASE("A task reads the keys of its piece in order, and takes for the next what the next will read") {
+    for (const int64 window : {1, 5, 64, 100, 300, 1000})
+        for (const int64 sinks : {0, 4, 70})
+            for (const int64 cut : {0, 3, 64, 490, 500}) {
+                CAPTURE(window, sinks, cut);
+                const sash::sliding_window policy{.window = window, .sinks = sinks};
+                window_cache cache = numbered(policy, 500);
+                const auto job = last_token_of(cache);
+                std::vector<float> before, behind, other;
+                for (int64 p = 0; p < 500; ++p)
+                    if (499 - p < window || p < sinks) {
+                        (p < cut ? before : behind).push_back(static_cast<float>(p));
+                        other.push_back(static_cast<float>(1000 + p));
+                    }
+                const keys_of_tiles first(job, 0, 0, cut), second(job, 0, cut, 500), last(job, 1, 0, 500);
+                CHECK(first.mine == before);
+                CHECK(second.mine == behind);
+                CHECK(last.mine == other);
+                CHECK(second.ahead == other);
+                CHECK(last.ahead.empty());
+                behind.insert(behind.end(), other.begin(), other.end());
+                CHECK(first.ahead == behind);
+            }
+}
+
+TEST_CASE("Keys are split by their number and by where they stand, and a short rest is not split off") {
+    const auto tasks = [](sash::sliding_window policy, int64 length, int64 key_piece) {
+        window_cache cache = numbered(policy, length);
+        const auto job = last_token_of(cache);
+        sash::cpu::arena nothing;
+        const auto plan = sash::cpu::plan_round<build>(nothing, &job, 1, key_piece);
+        std::vector<std::byte> bytes(static_cast<std::size_t>(nothing.used) + 64);
+        const auto at = reinterpret_cast<std::uintptr_t>(bytes.data()) % 64;
+        sash::cpu::arena memory{bytes.data() + (64 - at) % 64};
+        const auto listed = sash::cpu::plan_round<build>(memory, &job, 1, key_piece);
+        CHECK(memory.used == nothing.used);  // counted right
+        CHECK(listed.task_count == plan.task_count);
+        CHECK(listed.group_count == plan.group_count);
+        CHECK(listed.work == plan.work);
+        return plan.task_count;
+    };
+    // A key and its value are 128 bytes here, so a piece is of 4096 keys.
+    CHECK(tasks({.window = 4096, .sinks = 4}, 5000, 0) == 2);
+    CHECK(tasks({.window = 5120, .sinks = 0}, 6000, 0) == 2);
+    CHECK(tasks({.window = 5121, .sinks = 0}, 6000, 0) == 4);
+    CHECK(tasks({.window = 100, .sinks = 4}, 150, 64) == 6);  // [0, 4) and [50, 64); [64, 128); [128, 150)
+    CHECK(tasks({.window = 100, .sinks = 4}, 150, 1000) == 2);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 
 TEST_CASE("Runners are held by value where they are small, else by reference") {
     struct large {

@@ -143,6 +143,12 @@ SASH_INLINE constexpr auto visible(const P& p, int64 first_query, int64 last_que
         return p.visible(first_query, last_query);
 }
 
+/// Does what is visible depend on the KV head?
+template <class P>
+inline constexpr bool visible_by_head = requires(const P& p, int64 i) {
+    p.visible(i, i, i);
+};
+
 template <softmax_policy P>
 SASH_INLINE constexpr bool sees(const P& p, int64 query, int64 key, [[maybe_unused]] int64 kv_head) {
     if constexpr (requires { p.sees(query, key, kv_head); })

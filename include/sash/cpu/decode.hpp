@@ -212,6 +212,7 @@ private:
                 at = tile->values + (tile->runs - runs) * tile->run_pitch;
                 left = tile->run_bytes;
                 --runs;
+                prefetch(at + tile->run_pitch);  // the first line of the next: a new stream is long in coming
             } else if (tile + 1 < end) {
                 ++tile;
                 begin_tile();

@@ -12,10 +12,14 @@ namespace sash::cpu {
 // ------------------------------------------------------------------------------------------------------------------ the plan
 
 /// Cuts the keys of some rows into pieces: calls f(first, last) with ranges of positions. Cuts fall on multiples of `piece`,
-/// so that they depend on positions alone; a short beginning (sinks) joins the piece behind it.
+/// so that they depend on positions alone; a short beginning (sinks) joins the piece behind it. Up to `whole` keys are not
+/// cut at all.
 template <class Intervals, class F>
-SASH_INLINE void for_each_piece(const Intervals& keys, int64 length, int64 piece, F&& f) {
+SASH_INLINE void for_each_piece(const Intervals& keys, int64 length, int64 piece, int64 whole, F&& f) {
     int64 first = 0, count = 0;
+    for (const key_interval& i : keys) count += detail::larger(0, detail::smaller(i.last, length) - i.first);
+    if (count <= whole) return f(first, length);
+    count = 0;
     for (const key_interval& i : keys) {
         const int64 last = detail::smaller(i.last, length);
         for (int64 at = i.first; at < last;) {
@@ -68,11 +72,12 @@ SASH_INLINE bool decodes(const softmax_job<P>& job) {
 
 /// Adds the tasks of one tile of rows: one for each piece of its keys.
 template <class Build, class P>
-void plan_tile(softmax_plan& plan, arena& memory, const softmax_job<P>& job, softmax_task tile, int64 piece) {
+void plan_tile(softmax_plan& plan, arena& memory, const softmax_job<P>& job, softmax_task tile, int64 piece,
+               int64 whole) {
     const int64 first_query = job.first_query + tile.first_row / job.group;
     const int64 last_query = job.first_query + (tile.first_row + tile.rows - 1) / job.group + 1;
     const int64 first_task = plan.task_count;
-    for_each_piece(ask::visible(*job.policy, first_query, last_query, tile.head), job.store->length, piece,
+    for_each_piece(ask::visible(*job.policy, first_query, last_query, tile.head), job.store->length, piece, whole,
                    [&](int64 first, int64 last) {
                        tile.key_first = first;
                        tile.key_last = last;
@@ -105,11 +110,26 @@ void plan_job(softmax_plan& plan, arena& memory, const softmax_job<P>& job, int6
     const int64 tiles = (rows + height - 1) / height;
     const int64 usual = usual_piece(*job.store, decodes<Build>(job));
     const int64 piece = tiles > most_tiles_that_split ? detail::far_away : key_piece > 0 ? key_piece : usual;
-    for (int64 head = 0; head < job.store->heads; ++head)
+    // A window as long as a piece, with its sinks, is not worth a second one.
+    const int64 whole = key_piece > 0 ? 0 : piece + piece / 4;
+    const auto add_head = [&](softmax_plan& to, arena& from, int64 head) {
         for (int64 t = tiles - 1; t >= 0; --t)
-            plan_tile<Build>(plan, memory, job,
+            plan_tile<Build>(to, from, job,
                              {index, head, t * height, detail::smaller(height, rows - t * height), 0, 0, nullptr},
-                             piece);
+                             piece, whole);
+    };
+    if (plan.tasks == nullptr && !ask::visible_by_head<P>) {  // counted: all heads alike
+        const int64 heads = job.store->heads;
+        softmax_plan one;
+        arena partials;
+        add_head(one, partials, 0);
+        plan.task_count += heads * one.task_count;
+        plan.group_count += heads * one.group_count;
+        plan.work += heads * one.work;
+        memory.used += heads * partials.used;
+        return;
+    }
+    for (int64 head = 0; head < job.store->heads; ++head) add_head(plan, memory, head);
 }
 
 /// Counts, then lists. Without memory it only counts what it would take.
