@@ -360,7 +360,7 @@ TEST_CASE("R13: tokens that wait beside the states are in every copy, file and l
                 kv_cache<P> with_slack(policy, x.dims, {}, {.rollback_slack = 5});
                 floats out = unwritten(x);
                 feed(cache, x, 0, positions(at(n), 1), out);
-                floats again(x.row());
+                floats again(x.row()), again_out = out;
                 read(x.view(x.q, x.dims.query_heads, x.features, n - 1, 1), cache,
                      {again.data(), 1, x.dims.heads, x.dims.value_dim});
                 const auto last = expected.begin() + std::ptrdiff_t(at(n - 1) * x.row());
@@ -370,6 +370,11 @@ TEST_CASE("R13: tokens that wait beside the states are in every copy, file and l
                 kv_cache<P> fork = cache, seen = cache;
                 from_file.load(file);
                 CHECK(from_file.save() == file);
+                kv_cache<P> in_parts = cache.empty_copy();
+                feed(in_parts, x, 0, positions(at(n - 1), 1), again_out);
+                in_parts.load(in_parts.save());
+                feed(in_parts, x, n - 1, 1, again_out);
+                CHECK(in_parts.save() == file);  // nothing of earlier tokens is left in it
                 with_slack.load(file);
                 looked_at.state(seen.state());
                 CHECK(seen.length() == n);

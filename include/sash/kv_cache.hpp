@@ -43,6 +43,12 @@ class kv_cache {
                   "sash: Element must be float, sash::float16, sash::bfloat16 or sash::int8_rows");
     using build_ = build::here;
     static constexpr bool has_state_ = recurrent_policy<Policy> || hybrid_policy<Policy>;
+    static constexpr bool can_wait_ = [] {
+        if constexpr (recurrent_policy<Policy>)
+            return detail::can_wait<Policy>;
+        else
+            return false;
+    }();
 
 public:
     using policy_type = Policy;
@@ -126,12 +132,16 @@ public:
     // ------------------------------------------------------------------------------------- the states of a recurrent policy
 
     /// The states as they are, for policies that keep some (of a hybrid, those of its linear part): views of the cache's
-    /// memory, of floats or, by storage.state, bfloat16. They are good until the cache changes. Allocates nothing. Tokens
-    /// that wait beside a state (under the delta rule, the last seven at most) are written into it first.
-    SASH_INLINE recurrent_state state() {
+    /// memory, of floats or, by storage.state, bfloat16. They are good until the cache changes. Allocates nothing.
+    SASH_INLINE recurrent_state state() const requires(!can_wait_) {
         static_assert(has_state_, "sash: this policy keeps no state: only linear and hybrid policies do");
-        detail::settle_cache<build_>(data_);
         return detail::view_of_states<build_>(detail::states_of(data_.store));
+    }
+    /// The same under the delta rule: the tokens that wait beside the states, seven at most, are written into them first.
+    /// Rows that follow are then other roundings of the same.
+    SASH_INLINE recurrent_state state() requires can_wait_ {
+        detail::settle_all<build_, Policy>(data_.store);
+        return detail::view_of_states<build_>(data_.store);
     }
     /// Begins from states that come from elsewhere: another cache, another program, a learned initial state. What was held
     /// is forgotten; the next token stands at position `of.length`. Views of any type and strides; they must not be of this

@@ -135,7 +135,8 @@ inline constexpr bool one_of = (std::is_same_v<T, Choices> || ...);
 ///
 /// Under the delta rule the last tokens, seven at most, wait beside the states and are written eight at a time
 /// (cpu/waiting.hpp): for each state 8 · (features + value_dim) floats more, where S has features · value_dim, and a step
-/// takes a seventh less time. With a slack they are written as they come: there rows are other roundings of the same.
+/// takes a seventh less time. A look at the states (kv_cache::state) writes them at once, and with a slack they are
+/// written as they come: rows that follow are then other roundings of the same.
 ///
 /// The states can be looked at and set (kv_cache::state). Where something is forgotten they can be kept in bfloat16
 /// (storage.state), whose roundings depend on the cut.

@@ -171,12 +171,6 @@ SASH_INLINE state_store& states_of(state_store& s) { return s; }
 SASH_INLINE const state_store& states_of(const hybrid_store& s) { return s.states; }
 SASH_INLINE state_store& states_of(hybrid_store& s) { return s.states; }
 
-/// Writes tokens that wait into the states. (A hybrid's do not wait.)
-template <class Build, class P, class E>
-void settle_cache(cache_data<P, E>& c) {
-    if constexpr (recurrent_policy<P>) settle_all<Build, P>(c.store);
-}
-
 /// Begins from states of elsewhere; in a hybrid they must stand for as many tokens as its window leaves them.
 template <class Build, class P, class E>
 void set_states_of_cache(cache_data<P, E>& c, const recurrent_state& x) {

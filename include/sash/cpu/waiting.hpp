@@ -13,7 +13,8 @@
 /// a chunk does, and S_8 takes the place of S. (Under a rule that only adds the recurrence goes through S once, which is
 /// as fast: memory takes what is written meanwhile.)
 ///
-/// The operations and their order are the same whichever calls the tokens come in.
+/// The operations and their order are the same whichever short calls the tokens come in. A look at the states settles
+/// what waits, and begins to count to eight anew.
 #include <sash/cpu/chunk.hpp>
 #include <sash/cpu/state_pass.hpp>
 
@@ -42,7 +43,7 @@ void fade_waiting(const detail::waiting_rows<P>& w, int64 n, int64 count, const 
     if constexpr (Step::forgets == forgetting::by_head) {
         const float fade = token.numbers[detail::entry_fade];
         const double alpha = factor_of(fade);
-        for (int64 j = 0; j < count; ++j) w.factor[j] = static_cast<float>(alpha * w.factor[j]);
+        for (int64 j = 0; j < w.most; ++j) w.factor[j] = j < count ? static_cast<float>(alpha * w.factor[j]) : 0.0f;
         w.factor[count] = 1;
         *w.fade = count == 0 ? fade : fade_of(alpha * factor_of(*w.fade));
     } else if constexpr (Step::forgets == forgetting::by_channel) {
