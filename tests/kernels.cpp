@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -353,7 +354,7 @@ const std::int64_t dims[] = {1, 2, 3, 7, 8, 16, 20, 33, 64, 65, 80, 96, 128, 129
 
 std::mt19937 seeded() {
     const unsigned seed = std::random_device{}();
-    UNSCOPED_INFO("seed " << seed);
+    std::printf("seed %u\n", seed);
     return std::mt19937(seed);
 }
 
@@ -458,6 +459,23 @@ TEMPLATE_TEST_CASE("R30: stored bits depend on the token alone", "", float, floa
             }
             CHECK(wrong == 0);
             CHECK(storage::nonfinite_lanes(p.memory(0), key_dim, value_dim) == 0);
+        }
+}
+
+TEST_CASE("R30: numbers close to the middle of two bytes are rounded to the nearer one") {
+    const auto one = [](float x, float scale) {
+        alignas(64) float row[16] = {x};
+        alignas(64) std::int8_t to[16];
+        sash::detail::to_bytes<build>(row, 1, scale, to);
+        return int(to[0]);
+    };
+    CHECK(one(0x1.5a5514p+1f, 0x1.bd887ap-6f) == 99);  // 99.499988: a reciprocal in few steps makes it 99.5
+    CHECK(one(0x1.1cc06ap+0f, 0x1.b9cbep-7f) == 83);   // 82.500012
+    for (const float x : {1.0f, 3.0f, 5.0f, 7.0f, 10.0f, 49.0f})
+        for (const float y : {3.0f, 7.0f, 41.0f, 127.0f}) {
+            alignas(64) float lane[cpu::lanes<build>];
+            cpu::store(lane, cpu::quotient(cpu::floats(x), cpu::floats(y)));
+            CHECK(lane[0] == x / y);
         }
 }
 

@@ -58,7 +58,7 @@ void to_bytes(const float* row, int64 count, float scale, std::int8_t* to) {
         return;
     }
     const auto take = [&](cpu::floats x, int64 at) {
-        const cpu::floats n = x / cpu::floats(scale);
+        const cpu::floats n = cpu::quotient(x, cpu::floats(scale));
         cpu::store(to + at,
                    cpu::nearest_integers(cpu::minimum(cpu::floats(127.0f), cpu::maximum(n, cpu::floats(-127.0f)))));
     };

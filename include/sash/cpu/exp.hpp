@@ -129,7 +129,7 @@ SASH_INLINE floats tanh(floats x) {
     if (!any(is_large)) return small;  // scores seldom come near their cap
     const integers sign = as_integers(x) & integers(static_cast<std::int32_t>(0x80000000u));
     const floats e = exp2(minimum(floats(32.0f), a * floats(2 * log2_e)));  // beyond, tanh is 1
-    const floats large = floats(1.0f) - floats(2.0f) / (e + floats(1.0f));
+    const floats large = floats(1.0f) - quotient(floats(2.0f), e + floats(1.0f));
     return select(is_large, as_floats(as_integers(large) | sign), small);
 }
 

@@ -76,7 +76,7 @@ float exponentials(const float* z, float factor, float top, int64 n, float* e) {
 template <class Build>
 void finish_softmax(float* e, float sum, float least, int64 n, float* phi) {
     for (int64 j = 0; j < n; j += lanes<Build>) {
-        const floats p = load(e + j) / floats(sum);
+        const floats p = quotient(load(e + j), floats(sum));
         store(e + j, select(p < floats(least), floats(least), p));
     }
     std::memcpy(phi, e, static_cast<std::size_t>(n) * sizeof(float));

@@ -471,7 +471,7 @@ void add_bonus(const recurrent_task<P>& at, const token_block& b) {
 template <class Build>
 void divide_row(float* row, int64 pitch, float divisor) {
     for (int64 d = 0; d < pitch; d += lanes<Build>)
-        store(row + d, detail::is_zero(divisor) ? floats(0.0f) : load(row + d) / floats(divisor));
+        store(row + d, detail::is_zero(divisor) ? floats(0.0f) : quotient(load(row + d), floats(divisor)));
 }
 template <class Build>
 void scale_row(float* row, int64 pitch, float factor) {
