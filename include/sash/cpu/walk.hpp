@@ -293,7 +293,7 @@ void read_keys(const softmax_job<P>& job, const softmax_task& task, const row_no
                                job.first_query + (task.first_row + task.rows - 1) / job.group + 1};
     // A head's tiles of queries are taken from the last to the first; each begins about where the one before it did.
     tile_stream<Build, P> coming{job, task, queries, task.head + (task.first_row == 0 ? 1 : 0)};
-    constexpr int places = 4;  // tiles may be small: while one is read, some behind it are on their way
+    constexpr int places = decode::most_tiles;  // tiles may be small: while one is read, some are on their way
     tile_in_line line[places];
     const auto join = [&](int at) {
         line[at] = coming.next();
