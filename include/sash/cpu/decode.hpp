@@ -139,8 +139,10 @@ void begin(decode_rows<Build>& t) {
 namespace decode {
 
 /// How many bytes ahead of what is read memory is asked for: more than arrives while one line is under way, and little
-/// enough that it is still in the first cache when its turn comes.
-inline constexpr int64 ahead = 12288;
+/// enough that it is still in the first cache when its turn comes. Measured; numbers that are shorter than a float make
+/// more work of a line.
+template <class Element>
+inline constexpr int64 ahead = std::is_same_v<Element, float> ? 9216 : 12288;
 
 /// The same in a block that is read in part: its short runs begin at the same place of a page each, where a cache of few
 /// ways soon drops what came too early.
@@ -182,9 +184,9 @@ struct prefetcher {
     const reading* end;
     int runs;  // of values that follow, in this tile
 
-    SASH_INLINE prefetcher(const reading* tiles, int count) : tile(tiles), end(tiles + count) {
+    SASH_INLINE prefetcher(const reading* tiles, int count, int64 bytes_ahead) : tile(tiles), end(tiles + count) {
         begin_tile();
-        const int64 lead = tile->runs > 1 ? ahead_in_part : ahead, all = tile->bytes();
+        const int64 lead = tile->runs > 1 ? ahead_in_part : bytes_ahead, all = tile->bytes();
         go_on(all < lead ? all : lead);
     }
     template <int64 Bytes>
@@ -235,8 +237,7 @@ inline constexpr int sums = registers<Build> / 2;
 template <class Build>
 inline constexpr int most_rows = sums<Build> / 2;
 
-/// Registers of a panel that are taken at once, keys or columns of values: all, or as many as the sums leave room for. One
-/// panel after the other, so that memory is read from end to end: two at a time cost a tenth of the bandwidth.
+/// Registers of a panel that are taken at once, keys or columns of values: all, or as many as the sums leave room for.
 template <class Build, int Rows>
 inline constexpr int at_once = [] {
     constexpr int panel = static_cast<int>(detail::panel_width) / lanes<Build>;
@@ -248,14 +249,46 @@ inline constexpr int at_once = [] {
 template <class Build>
 inline constexpr int chains = sums<Build> / most_rows<Build> / at_once<Build, most_rows<Build>>;
 
-/// Scores of rows [row, row + Rows) and of the keys in at_once registers from `lane` on.
+/// Are panels taken two at a time, where there are more than `most_paired` rows? One after the other memory is read from end
+/// to end; two cost floats a tenth of the bandwidth. But shorter numbers come faster than what they are multiplied with, a
+/// number for each row, can be loaded for one panel alone.
+inline constexpr int most_paired = 4;
+template <class Build, class Element>
+inline constexpr bool pairs_panels = !std::is_same_v<Element, float> && !codec<Element>::has_scales &&
+                                     2 * most_paired * at_once<Build, most_paired> * chains<Build> <= sums<Build>;
+
+/// Rows that are taken at once, at most.
+template <class Build, class Element>
+inline constexpr int rows_at_once = pairs_panels<Build, Element> ? most_paired : most_rows<Build>;
+
+/// Panels of values that are taken at once by a few rows: two of bytes, which come faster still.
 template <class Build, class Element, int Rows>
+inline constexpr int value_panels =
+    codec<Element>::has_scales && 2 * Rows* detail::panel_width <= sums<Build>* lanes<Build> ? 2 : 1;
+
+/// Registers of keys, or of columns of values, in `Panels` panels, and the sums of each that are taken side by side: as many
+/// for any number of rows, since bits depend on it.
+template <class Build, class Element, int Rows, int Panels>
+struct breadth {
+    static constexpr int in_panel = at_once<Build, Rows>, all = Panels * in_panel;
+    static constexpr int sets = codec<Element>::has_scales && Panels > 1 ? 1 : chains<Build>;
+
+    /// Where register w lies, from the first; how far one lies from the next, and one panel.
+    SASH_INLINE static constexpr int64 place(int w, int64 to_next, int64 to_panel) {
+        return w / in_panel * to_panel + w % in_panel * to_next;
+    }
+};
+
+/// Scores of rows [row, row + Rows) and of the keys in at_once registers of `Panels` panels from `lane` on.
+template <class Build, class Element, int Rows, int Panels>
 void score(const decode_rows<Build>& t, int row, const float* query, const std::byte* block, int lane,
            prefetcher& ahead_of_keys) {
     using storage = codec<Element>;
-    constexpr int step = storage::key_step, wide = at_once<Build, Rows>;
+    using registers = breadth<Build, Element, Rows, Panels>;
+    constexpr int step = storage::key_step, wide = registers::all, sets = registers::sets;
     const auto* keys = storage::key_column(block, lane, t.key_dim);
-    constexpr int64 next = lanes<Build> * storage::key_row;  // register of keys
+    const int64 to_panel = storage::panel_bytes(t.key_dim) / int64{sizeof *keys};
+    const auto column_of = [&](int w) { return keys + registers::place(w, lanes<Build> * storage::key_row, to_panel); };
     const float* q[Rows];
     float* to[Rows];
 #pragma GCC unroll 8
@@ -264,9 +297,9 @@ void score(const decode_rows<Build>& t, int row, const float* query, const std::
         q[r] = query + which * t.key_dim;
         to[r] = t.weights + which * block_tokens;
     }
-    floats sum[chains<Build>][Rows][wide];
+    floats sum[sets][Rows][wide];
 #pragma GCC unroll 2
-    for (int c = 0; c < chains<Build>; ++c)
+    for (int c = 0; c < sets; ++c)
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 16
@@ -277,7 +310,7 @@ void score(const decode_rows<Build>& t, int row, const float* query, const std::
         soon.step<wide * lanes<Build> * step * int64{sizeof *keys}>();
         typename storage::neighbours near[wide];
 #pragma GCC unroll 16
-        for (int w = 0; w < wide; ++w) near[w] = storage::key_terms(keys + w * next, d);
+        for (int w = 0; w < wide; ++w) near[w] = storage::key_terms(column_of(w), d);
 #pragma GCC unroll 4
         for (int k = 0; k < step; ++k) {
             floats key[wide];
@@ -287,8 +320,7 @@ void score(const decode_rows<Build>& t, int row, const float* query, const std::
             for (int r = 0; r < Rows; ++r) {
                 const floats x(q[r][d + k]);
 #pragma GCC unroll 16
-                for (int w = 0; w < wide; ++w)
-                    sum[k % chains<Build>][r][w] = fma(x, key[w], sum[k % chains<Build>][r][w]);
+                for (int w = 0; w < wide; ++w) sum[k % sets][r][w] = fma(x, key[w], sum[k % sets][r][w]);
             }
         }
     }
@@ -298,13 +330,13 @@ void score(const decode_rows<Build>& t, int row, const float* query, const std::
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 16
             for (int w = 0; w < wide; ++w)
-                sum[0][r][w] = fma(floats(q[r][d]), storage::key_term(keys + w * next, d), sum[0][r][w]);
+                sum[0][r][w] = fma(floats(q[r][d]), storage::key_term(column_of(w), d), sum[0][r][w]);
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 16
         for (int w = 0; w < wide; ++w) {
             floats s = sum[0][r][w];
-            if constexpr (chains<Build> == 2) s = s + sum[1][r][w];
+            if constexpr (sets == 2) s = s + sum[1][r][w];
             if constexpr (storage::has_scales)
                 s = s * load(storage::key_scales(block, t.key_dim) + lane + w * lanes<Build>);
             store(to[r] + lane + w * lanes<Build>, s);
@@ -380,23 +412,19 @@ SASH_INLINE void add_token(floats (&sum)[Rows][Wide], const float* weights, cons
         for (int w = 0; w < Wide; ++w) sum[r][w] = fma(floats(weights[r * block_tokens]), value[w], sum[r][w]);
 }
 
-/// Panels of values that are taken at once: two of bytes, which come faster than weights can be loaded for one panel.
-template <class Build, class Element, int Rows>
-inline constexpr int value_panels =
-    codec<Element>::has_scales && 2 * Rows* detail::panel_width <= sums<Build>* lanes<Build> ? 2 : 1;
-
 /// O += Σ P · V over lanes [first, last), for `count` <= Rows rows from `row` on and the columns in at_once registers from
 /// `column` on, of `Panels` panels. Where a score is two sums a column is, too: of the even tokens and of the odd ones.
 template <class Build, class Element, int Rows, int Panels>
 void weigh(const decode_rows<Build>& t, int row, int count, const std::byte* block, int64 column, int64 first,
            int64 last, prefetcher& ahead_of_values) {
     using storage = codec<Element>;
-    constexpr int wide = Panels * at_once<Build, Rows>, sets = Panels > 1 ? 1 : chains<Build>, odd = sets - 1;
+    using registers = breadth<Build, Element, Rows, Panels>;
+    constexpr int wide = registers::all, sets = registers::sets, odd = sets - 1;
     const auto* values = storage::value_column(block, column, t.key_dim);
     constexpr int64 bytes = wide * lanes<Build> * int64{sizeof *values};  // of one token
-    const auto column_of = [](int r) {  // register r: a panel is at_once registers, or there is but one
-        constexpr int64 numbers = lanes<Build> * (storage::paired ? 2 : 1), panel = block_tokens * detail::panel_width;
-        return Panels > 1 ? r / at_once<Build, Rows> * panel + r % at_once<Build, Rows> * numbers : r * numbers;
+    const auto column_of = [](int w) {
+        constexpr int64 numbers = lanes<Build> * (storage::paired ? 2 : 1);
+        return registers::place(w, numbers, block_tokens * detail::panel_width);
     };
     const float* const weights = t.weights + row * block_tokens;  // of rows beyond `count` anything
     float* const to = t.numerator + row * t.value_pitch + column;
@@ -510,40 +538,68 @@ void exponentiate(decode_rows<Build>& t, int row, std::uint64_t seen, int first,
     store(t.sum + row * width, sum);
 }
 
-/// Calls f(Rows, row) for rows [row, row + Rows), Rows a constant, until all of [row, end) have had their turn.
-template <class Build, class F>
+/// Calls f(Rows, row) for rows [row, row + Rows), Rows a constant, at most `Most`, until all of [row, end) have had their
+/// turn.
+template <int Most, class F>
 SASH_INLINE void in_groups(int row, int end, const F& f) {
-    for (; row < end; row += most_rows<Build>) {
+    for (; row < end; row += Most) {
         const int left = end - row;
         if (left == 1)
             f(std::integral_constant<int, 1>{}, row);
-        else if (left <= 4 || most_rows<Build> == 4)
+        else if (left <= 4 || Most == 4)
             f(std::integral_constant<int, 4>{}, row);
         else
-            f(std::integral_constant<int, most_rows<Build>>{}, row);
+            f(std::integral_constant<int, Most>{}, row);
     }
 }
 
-/// Q·K of all rows, for lanes [first, last). Rows that do not fit in one pass find the keys in the first cache: the first
-/// pass alone asks for what is ahead.
+/// Q·K of all rows in floats, for lanes [first, last) and what else lies in their `Panels` panels. Rows that do not fit in
+/// one pass find the keys in the first cache: the first pass alone asks for what is ahead.
+template <class Build, class Element, int Panels>
+void score_floats(const decode_rows<Build>& t, const key_tile& tile, int frame, int first, int last, prefetcher& soon) {
+    constexpr int width = Panels * static_cast<int>(detail::panel_width);
+    const float* query = t.query + frame * t.rows * t.key_dim;
+    for (int lane = first / width * width; lane < last; lane += width)
+        in_groups<rows_at_once<Build, Element>>(0, t.rows, [&](auto rows, int row) {
+            constexpr int count = decltype(rows)::value, span = Panels * at_once<Build, count> * lanes<Build>;
+            prefetcher none = soon;
+            for (int at = lane; at < lane + width; at += span)
+                score<Build, Element, count, Panels>(t, row, query, tile.block, at, row == 0 ? soon : none);
+        });
+}
+
+/// Q·K of all rows, for lanes [first, last).
 template <class Build, class Element>
 void score_rows(const decode_rows<Build>& t, const key_tile& tile, int frame, int first, int last, prefetcher& soon) {
     using storage = codec<Element>;
-    constexpr int width = static_cast<int>(detail::panel_width);
     if constexpr (storage::has_scales && has_byte_dots<Build>)
         if (t.key_dim <= most_dims_in_digits)
-            return in_groups<Build>(0, t.rows, [&](auto rows, int row) {
+            return in_groups<most_rows<Build>>(0, t.rows, [&](auto rows, int row) {
                 prefetcher none = soon;
                 score_digits<Build, Element, decltype(rows)::value>(t, row, frame, tile.block, first, last,
                                                                     row == 0 ? soon : none);
             });
-    const float* query = t.query + frame * t.rows * t.key_dim;
-    for (int lane = first / width * width; lane < last; lane += width)
-        in_groups<Build>(0, t.rows, [&](auto rows, int row) {
-            constexpr int count = decltype(rows)::value, span = at_once<Build, count> * lanes<Build>;
+    if constexpr (pairs_panels<Build, Element>)
+        if (t.rows > most_paired) return score_floats<Build, Element, 2>(t, tile, frame, first, last, soon);
+    score_floats<Build, Element, 1>(t, tile, frame, first, last, soon);
+}
+
+/// P·V of rows [row, end) over the lanes [from, to), in pairs of panels or as few rows take them.
+template <class Build, class Element, bool Pairs>
+void weigh_run(const decode_rows<Build>& t, const std::byte* block, int row, int end, int from, int to,
+               prefetcher& soon) {
+    constexpr int width = static_cast<int>(detail::panel_width);
+    for (int64 column = 0; column < t.value_pitch; column += 2 * width)
+        in_groups<rows_at_once<Build, Element>>(row, end, [&](auto rows, int first) {
+            constexpr int most = decltype(rows)::value, span = at_once<Build, most> * lanes<Build>;
+            const int count = end - first < most ? end - first : most;
             prefetcher none = soon;
-            for (int at = lane; at < lane + width; at += span)
-                score<Build, Element, count>(t, row, query, tile.block, at, row == 0 ? soon : none);
+            prefetcher& mine = first == 0 ? soon : none;
+            if constexpr (Pairs || value_panels<Build, Element, most> == 2)
+                if (column + width < t.value_pitch)
+                    return weigh<Build, Element, most, 2>(t, first, count, block, column, from, to, mine);
+            for (int64 at = column; at < detail::smaller(column + 2 * width, t.value_pitch); at += span)
+                weigh<Build, Element, most, 1>(t, first, count, block, at, from, to, mine);
         });
 }
 
@@ -551,22 +607,13 @@ void score_rows(const decode_rows<Build>& t, const key_tile& tile, int frame, in
 template <class Build, class Element>
 void weigh_rows(const decode_rows<Build>& t, const key_tile& tile, int row, int end, std::uint64_t seen,
                 prefetcher& soon) {
-    constexpr int width = static_cast<int>(detail::panel_width);
     for (int from = 0, to; seen != 0; seen = to == 64 ? 0 : seen >> to << to) {
         from = std::countr_zero(seen);
         to = from + std::countr_one(seen >> from);
-        for (int64 column = 0; column < t.value_pitch; column += 2 * width)
-            in_groups<Build>(row, end, [&](auto rows, int first) {
-                constexpr int most = decltype(rows)::value, span = at_once<Build, most> * lanes<Build>;
-                const int count = end - first < most ? end - first : most;
-                prefetcher none = soon;
-                prefetcher& mine = first == 0 ? soon : none;
-                if constexpr (value_panels<Build, Element, most> == 2)
-                    if (column + width < t.value_pitch)
-                        return weigh<Build, Element, most, 2>(t, first, count, tile.block, column, from, to, mine);
-                for (int64 at = column; at < detail::smaller(column + 2 * width, t.value_pitch); at += span)
-                    weigh<Build, Element, most, 1>(t, first, count, tile.block, at, from, to, mine);
-            });
+        if (pairs_panels<Build, Element> && end - row > most_paired)
+            weigh_run<Build, Element, pairs_panels<Build, Element>>(t, tile.block, row, end, from, to, soon);
+        else
+            weigh_run<Build, Element, false>(t, tile.block, row, end, from, to, soon);
     }
 }
 
@@ -586,11 +633,12 @@ void absorb(decode_rows<Build>& t, const key_tile& tile, const tile_visit& visit
         decode::reading::template of<Build, Element>(t, tile.block, first, last)};
     int count = 1;
     const key_tile* next = tile.next;
-    for (int64 known = 0; next != nullptr && count < decode::most_tiles && known < decode::ahead; next = next->next) {
+    for (int64 known = 0; next != nullptr && count < decode::most_tiles && known < decode::ahead<Element>;
+         next = next->next) {
         tiles[count] = decode::reading::template of<Build, Element>(t, next->block, next->first, next->last);
         known += tiles[count++].bytes();
     }
-    decode::prefetcher soon(tiles, count);
+    decode::prefetcher soon(tiles, count, decode::ahead<Element>);
     decode::score_rows<Build, Element>(t, tile, visit.frame, first, last, soon);
 
     constexpr int vector = lanes<Build>;

@@ -62,12 +62,14 @@ SASH_INLINE int64 usual_piece(const detail::block_store& store, bool decodes) {
 inline constexpr int64 most_tiles_that_split = 4;  // with more tiles of queries a KV head, there are tasks enough
 
 /// A few rows, of one token or of some drafts, go to the decode kernel, which reads keys and values at the memory's pace.
-/// Where more share a KV head, multiply-adds take as long as the memory does, and the prefill kernel's lanes fill; but
-/// all rows must fit in one of its tiles, or each tile would read the keys anew.
-template <class Build, class P>
-SASH_INLINE bool decodes(const softmax_job<P>& job) {
-    constexpr int64 most = decode_rows<Build>::capacity, usual = query_tile<Build>::capacity < most ? most : most / 2;
-    return job.query.tokens * job.group <= usual;
+/// Where more share a KV head, multiply-adds take as long as the memory does, and the prefill kernel's lanes fill: that is
+/// beyond half of the rows that the decode kernel takes, for floats, and for words that are multiplied as they are. But all
+/// rows must fit in one of its tiles, or each tile would read the keys anew.
+template <class Build, class Element, class P>
+SASH_INLINE bool suits_decode(const softmax_job<P>& job) {
+    constexpr int64 most = decode_rows<Build>::capacity, half = query_tile<Build>::capacity < most ? most : most / 2;
+    const bool fills_lanes = std::is_same_v<Element, float> || multiplies_as_words<Build, Element>(job);
+    return job.query.tokens * job.group <= (fills_lanes ? half : most);
 }
 
 /// Adds the tasks of one tile of rows: one for each piece of its keys.
@@ -106,9 +108,9 @@ template <class Build, class P>
 void plan_job(softmax_plan& plan, arena& memory, const softmax_job<P>& job, int64 index, int64 key_piece) {
     const int64 rows = job.query.tokens * job.group;
     if (rows == 0) return;
-    const int64 height = decodes<Build>(job) ? rows : query_tile<Build>::capacity;
+    const int64 height = job.decodes ? rows : query_tile<Build>::capacity;
     const int64 tiles = (rows + height - 1) / height;
-    const int64 usual = usual_piece(*job.store, decodes<Build>(job));
+    const int64 usual = usual_piece(*job.store, job.decodes);
     const int64 piece = tiles > most_tiles_that_split ? detail::far_away : key_piece > 0 ? key_piece : usual;
     // A window as long as a piece, with its sinks, is not worth a second one.
     const int64 whole = key_piece > 0 ? 0 : piece + piece / 4;
@@ -303,7 +305,7 @@ void read_round(const softmax_job<P>* jobs, const softmax_plan& plan, workers wi
                                  const softmax_job<P>& job = jobs[task.job];
                                  const int64 pitch = codec<float>::value_pitch(job.dims->value_dim);
                                  arena memory{mine};
-                                 if (decodes<Build>(job)) {
+                                 if (job.decodes) {
                                      decode_scratch<Build> s;
                                      s.template carve<P>(memory, *job.dims, task.rows);
                                      attend_few<Build, Element>(job, task, s);
@@ -326,8 +328,7 @@ int64 bytes_of_worker(const softmax_round<P>* rounds, int64 count) {
         const softmax_job<P>& job = rounds[j].job;
         arena tile, one, tokens;
         query_scratch<Build>{}.template carve<P>(tile, *job.dims, codec<float>::value_pitch(job.dims->value_dim));
-        if (decodes<Build>(job))
-            decode_scratch<Build>{}.template carve<P>(one, *job.dims, job.query.tokens * job.group);
+        if (job.decodes) decode_scratch<Build>{}.template carve<P>(one, *job.dims, job.query.tokens * job.group);
         tokens.take<float>(block_tokens * (job.dims->key_dim + job.dims->value_dim));
         most = detail::larger(most, detail::larger(tile.used, detail::larger(one.used, tokens.used)));
     }
@@ -339,7 +340,10 @@ int64 bytes_of_worker(const softmax_round<P>* rounds, int64 count) {
 template <class Build, class Element, class P>
 int64 perform_round(std::byte* base, softmax_round<P>* rounds, int64 count, int64 key_piece, const runner& run) {
     arena memory{base};
-    for (int64 j = 0; j < count; ++j) take_turns<Build>(memory, rounds[j]);
+    for (int64 j = 0; j < count; ++j) {
+        rounds[j].job.decodes = suits_decode<Build, Element>(rounds[j].job);
+        take_turns<Build>(memory, rounds[j]);
+    }
     workers with{&run, detail::larger(1, detail::smaller(run.concurrency(), 64)), nullptr,
                  bytes_of_worker<Build>(rounds, count)};
     with.scratch = memory.take<std::byte>(with.count * with.bytes);

@@ -160,6 +160,15 @@ void weigh_block(const detail::state_store& store, const detail::waiting_rows<P>
     }
 }
 
+/// Asks for the first `count` tokens that wait beside state s, or will: they lie far from the states, and are the first of
+/// what it needs.
+SASH_INLINE void ask_for_waiting(const detail::state_store& store, int64 s, int64 count) {
+    if (s == store.states) return;
+    const float* const at = store.waiting_beside(s);
+    const int64 numbers = store.waiting_head + count * store.waiting_pitch;
+    for (int64 i = 0; i < numbers; i += detail::state_padding) prefetch(at + i);
+}
+
 /// The tokens of a block, at most as many as may still wait, join state s and are read after each; or, where none is
 /// written, the queries read what is there.
 template <class Build, recurrent_policy P>
@@ -176,6 +185,7 @@ void join_state(const detail::state_store& store, int64 s, const token_block& b,
         for (int64 r = t * b.rows; r < (t + 1) * b.rows; ++r)
             of_state.add(rows.query + r * store.feature_pitch, b.numerator + r * columns);
     }
+    ask_for_waiting(store, s + 1, writes ? waiting + b.tokens : waiting);
     of_state.read();
 
     for (int64 t = 0; t < b.tokens; ++t) {

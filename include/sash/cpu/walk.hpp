@@ -42,7 +42,8 @@ struct softmax_job {
     int64 first_query = 0;              // position of query.tokens' first
     const detail::turn* turns[2] = {};  // per frame: [tokens][pairs], or null where nothing turns
     bool finish = true;
-    int64 group = 1;  // query rows a token has in one KV head
+    int64 group = 1;       // query rows a token has in one KV head
+    bool decodes = false;  // its rows, being few, go to the decode kernel
 };
 
 /// Rows [first_row, first_row + rows) of one KV head over the keys in [key_first, key_last). Where the keys of a row are
@@ -448,9 +449,15 @@ void attend_tile_with(const softmax_job<P>& job, const softmax_task& task, query
 /// the machine can: queries (once turned) and weights are then rounded to bfloat16. Any other query is widened, and so is
 /// what is stored: nothing else is rounded.
 template <class Build, class Element, class P>
+SASH_INLINE bool multiplies_as_words(const softmax_job<P>& job) {
+    return codec<Element>::template multiplies_words<Build> && job.query.type == scalar::bf16;
+}
+
+template <class Build, class Element, class P>
 void attend_tile(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s) {
     if constexpr (codec<Element>::template multiplies_words<Build>)
-        if (job.query.type == scalar::bf16) return attend_tile_with<Build, Element, std::int32_t>(job, task, s);
+        if (multiplies_as_words<Build, Element>(job))
+            return attend_tile_with<Build, Element, std::int32_t>(job, task, s);
     attend_tile_with<Build, Element, float>(job, task, s);
 }
 
