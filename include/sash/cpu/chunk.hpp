@@ -456,16 +456,22 @@ void advance_strip(const detail::state_store& store, float* state, const chunk* 
     }
 }
 
+/// Calls f<Vectors>(column) for strips of `columns` columns from left to right: two registers each, or the one that is left.
+template <class Build, class F>
+SASH_INLINE void for_each_strip(int64 columns, const F& f) {
+    constexpr int64 wide = 2 * lanes<Build>;
+    int64 column = 0;
+    for (; column + wide <= columns; column += wide) f.template operator()<2>(column);
+    if (column < columns) f.template operator()<1>(column);
+}
+
 /// All columns of a state through all chunks of a block, whose weights are there.
 template <class Build, recurrent_policy P>
 void advance_columns(const detail::state_store& store, float* state, const chunk* chunks, int64 count, int64 rows,
                      float* packed, rows_ahead& ahead) {
-    constexpr int64 wide = 2 * lanes<Build>;
-    int64 column = 0;
-    for (; column + wide <= store.value_pitch; column += wide)
-        advance_strip<Build, P, 2>(store, state, chunks, count, rows, column, packed, ahead);
-    if (column < store.value_pitch)
-        advance_strip<Build, P, 1>(store, state, chunks, count, rows, column, packed, ahead);
+    for_each_strip<Build>(store.value_pitch, [&]<int Vectors>(int64 column) {
+        advance_strip<Build, P, Vectors>(store, state, chunks, count, rows, column, packed, ahead);
+    });
 }
 
 }  // namespace sash::cpu

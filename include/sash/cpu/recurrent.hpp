@@ -233,7 +233,7 @@ template <class Build, recurrent_policy P>
 void replay(const detail::state_store& store, int64 s, float* state, int64 first, int64 last) {
     for (token_block b; first < last; first += b.tokens) {
         b.tokens = detail::smaller(last - first, tokens_of_block<P>(0));
-        for (int64 t = 0; t < b.tokens; ++t) b.token[t] = token_in<Build, P>(store, store.entry(s, first + t));
+        for (int64 t = 0; t < b.tokens; ++t) b.token[t] = token_in<P>(store, store.entry(s, first + t));
         if constexpr (P::has_normaliser) advance_normaliser<Build, P>(store, store.normaliser(state), true, b);
         advance_state<Build, P>(store, state, b);
         const float* numbers = b.token[b.tokens - 1].numbers;
@@ -376,47 +376,39 @@ void pack_decay(const recurrent_task<P>& at, int64 token, float* numbers, float*
 /// What the rules that correct need: beta; the vector a that is looked up, which for the delta rule is alpha ⊙ k, since
 /// it takes its error from the decayed state; the vector d that is put back.
 template <class Build, class P>
-void pack_correction(const recurrent_task<P>& at, int64 token, const written_token& to, float* numbers, float* lookup,
-                     float* replacement) {
-    using rows = detail::entry_rows<P>;
+void pack_correction(const recurrent_task<P>& at, int64 token, const entry_parts<float>& to) {
     if constexpr (P::needs_vectors) {
-        read_gate_row<Build>(at, at.call.removal, token, lookup);
-        read_gate_row<Build>(at, at.call.replacement, token, replacement);
+        read_gate_row<Build>(at, at.call.removal, token, to.lookup);
+        read_gate_row<Build>(at, at.call.replacement, token, to.replacement);
     }
     if constexpr (P::needs_beta) {
-        numbers[detail::entry_beta] =
+        to.numbers[detail::entry_beta] =
             detail::number_at(at.call.beta, token, at.heads.of_state(at.state, at.dims.gate_heads));
-        if constexpr (rows::looks_up)
+        if constexpr (detail::entry_rows<P>::looks_up)
             for (int64 f = 0; f < at.store.feature_pitch; f += lanes<Build>)
-                store(lookup + f,
-                      faded(load(to.key + f), to.fades ? load(to.fades + f) : floats(numbers[detail::entry_fade])));
+                store(to.lookup + f,
+                      faded(load(to.key + f), to.fades ? load(to.fades + f) : floats(to.numbers[detail::entry_fade])));
     }
 }
 
 /// The entry of one token: all that it will do to the state.
 template <class Build, class P>
 written_token pack_token(const recurrent_task<P>& at, int64 token, float* entry) {
-    using rows = detail::entry_rows<P>;
     const detail::state_store& store = at.store;
     const shape& s = at.dims;
     const int64 map_heads = ask::key_map_heads(at.policy.map, s.key_dim);
-    float *value = entry + store.feature_pitch, *numbers = value + store.value_pitch,
-          *row = numbers + detail::state_padding;
-    float* fades = rows::fade < 0 ? nullptr : row + rows::fade * store.feature_pitch;
-    for (int64 i = 0; i < detail::state_padding; ++i) numbers[i] = 0;
+    const entry_parts<float> to = parts_of<P>(store, entry);
+    for (int64 i = 0; i < detail::state_padding; ++i) to.numbers[i] = 0;
 
     features_of<Build, operand::key>(at, at.call.key, token, at.heads.of_state(at.state, s.key_heads),
-                                     at.heads.of_state(at.state, map_heads), entry, fades);
-    read_row<Build>(at.call.value, token, at.heads.of_state(at.state, s.value_heads), value);
-    for (int64 d = s.value_dim; d < store.value_pitch; ++d) value[d] = 0;
-    pack_decay<Build>(at, token, numbers, fades);
-    const written_token made = token_in<Build, P>(store, entry);
-    if constexpr (corrects<P>)
-        pack_correction<Build>(at, token, made, numbers, row + rows::lookup * store.feature_pitch,
-                               row + rows::replacement * store.feature_pitch);
+                                     at.heads.of_state(at.state, map_heads), to.key, to.fades);
+    read_row<Build>(at.call.value, token, at.heads.of_state(at.state, s.value_heads), to.value);
+    for (int64 d = s.value_dim; d < store.value_pitch; ++d) to.value[d] = 0;
+    pack_decay<Build>(at, token, to.numbers, to.fades);
+    if constexpr (corrects<P>) pack_correction<Build>(at, token, to);
     for (int64 i = 0; i < ask::map_memory<decltype(P::map)>; ++i)
-        numbers[detail::entry_memory + i] = store.map_memory(store.state(at.state))[i];
-    return made;
+        to.numbers[detail::entry_memory + i] = store.map_memory(store.state(at.state))[i];
+    return token_in<P>(store, entry);
 }
 
 /// The block's tokens, from `first` on, as entries in the log or in scratch.
@@ -555,20 +547,18 @@ void scan_in_place(const recurrent_task<P>& at, int64 first, int64 last) {
 /// Chunk i of a block whose entries and queries are packed.
 template <class Build, class P>
 chunk chunk_in(const recurrent_task<P>& at, const token_block& b, int64 i) {
-    using rows = detail::entry_rows<P>;
     const detail::state_store& store = at.store;
     const int64 first = i * chunk_tokens, reader = first * b.rows;
-    float* entry = at.rows.entry + first * store.entry_floats();
-    float *numbers = entry + store.feature_pitch + store.value_pitch, *row = numbers + detail::state_padding;
+    const entry_parts<float> of_first = parts_of<P>(store, at.rows.entry + first * store.entry_floats());
     float* weights = at.rows.weights + i * chunk_floats(store.feature_pitch, b.rows);
     chunk c;
     c.pitch = store.entry_floats();
-    c.key = entry;
-    c.value = entry + store.feature_pitch;
-    c.numbers = numbers;
-    c.lookup = rows::lookup < 0 ? entry : row + rows::lookup * store.feature_pitch;
-    c.replacement = row + rows::replacement * store.feature_pitch;
-    c.fades = row + rows::fade * store.feature_pitch;
+    c.key = of_first.key;
+    c.value = of_first.value;
+    c.numbers = of_first.numbers;
+    c.lookup = of_first.lookup;
+    c.replacement = of_first.replacement;
+    c.fades = of_first.fades;
     c.query = at.rows.query + reader * store.feature_pitch;
     c.numerator = b.numerator + reader * store.value_pitch;
     c.denominator = b.denominator + reader;
@@ -641,19 +631,17 @@ SASH_INLINE void count_tokens(detail::state_store& store, const recurrent_call& 
 /// Tokens from `first` on, before `last`, as many as may wait.
 template <class Build, class P>
 void join_waiting(const recurrent_task<P>& at, token_block& b, int64 first, int64 last) {
-    using entry = detail::entry_rows<P>;
     const detail::state_store& store = at.store;
     const bool writes = at.call.writes;
-    const int64 waiting = waiting_before(store, at.call, first), n = store.feature_pitch;
+    const int64 waiting = waiting_before(store, at.call, first);
     b.tokens = detail::smaller(last - first, detail::most_waiting - (writes ? waiting : 0));
     if (writes) pack_written<Build>(at, b, first);
     if (at.call.reads) pack_queries_of_state<Build>(at, b, first);
     if constexpr (P::has_normaliser)
         advance_normaliser<Build, P>(store, store.normaliser(store.state(at.state)), writes, b);
-    const int64 before_lookup =
-        entry::lookup < 0 ? 0 : n + store.value_pitch + detail::state_padding + entry::lookup * n;
+    float* const lookup = parts_of<P>(store, at.rows.entry).lookup;
     join_state<Build, P>(store, at.state, b, writes, waiting,
-                         {at.rows.query, at.rows.entry + before_lookup, store.entry_floats(), at.rows.weights,
+                         {at.rows.query, lookup, store.entry_floats(), at.rows.weights,
                           at.rows.weights + chunk_tokens * b.rows * row_weights});
     if (writes && waiting + b.tokens == detail::most_waiting)
         settle<Build, P>(store, at.state, store.waiting_beside(at.state), detail::most_waiting);

@@ -24,21 +24,29 @@ using step_of = step<detail::entry_rows<P>::decays_by_channel ? forgetting::by_c
 
 using detail::corrects;
 
-/// A token as it is written: the parts of its entry, in the log of the state or in scratch (see cache/state.hpp).
-struct written_token {
-    const float *key, *value, *numbers;
-    const float *fades, *lookup, *replacement;
+/// The parts of an entry, in the log of a state or in scratch (see cache/state.hpp); null where the policy has no such
+/// part. A token is written from them.
+template <class Number>
+struct entry_parts {
+    Number *key, *value, *numbers;
+    Number *fades, *lookup, *replacement;
 };
-template <class Build, recurrent_policy P>
-written_token token_in(const detail::state_store& store, const float* entry) {
+using written_token = entry_parts<const float>;
+
+template <recurrent_policy P, class Number>
+SASH_INLINE entry_parts<Number> parts_of(const detail::state_store& store, Number* entry) {
     using rows = detail::entry_rows<P>;
-    const float* value = entry + store.feature_pitch;
-    const float* numbers = value + store.value_pitch;
+    Number* value = entry + store.feature_pitch;
+    Number* numbers = value + store.value_pitch;
     const auto row = [&](int place) {
         return place < 0 ? nullptr : numbers + detail::state_padding + place * store.feature_pitch;
     };
     return {
         entry, value, numbers, row(rows::fade), rows::lookup < 0 ? entry : row(rows::lookup), row(rows::replacement)};
+}
+template <recurrent_policy P>
+SASH_INLINE written_token token_in(const detail::state_store& store, const float* entry) {
+    return parts_of<P>(store, entry);
 }
 
 /// Up to `most_of_block` tokens and the queries that read after each, token-major.

@@ -94,15 +94,11 @@ void settle(const detail::state_store& store, int64 s, float* waiting, int64 cou
     for (int64 j = 0; j < w.most; ++j) c.factor[chunk_tokens][j + 1] = j < count ? w.factor[j] : 1.0f;
     float* const state = store.state(s);
     const float* const next = store.state(s + 1 < store.states ? s + 1 : s);
-    const auto write = [&]<int Vectors>(int64 column) {
+    for_each_strip<Build>(store.value_pitch, [&]<int Vectors>(int64 column) {
         state_ahead<Vectors * lanes<Build>> ahead{next + column * store.features};
         const strip of{state + column, state + column, store.value_pitch, store.value_pitch, store.features};
         write_tokens<Build, P, Vectors>(c, of, {w.value + column, w.pitch}, ahead);
-    };
-    constexpr int64 wide = 2 * lanes<Build>;
-    int64 column = 0;
-    for (; column + wide <= store.value_pitch; column += wide) write.template operator()<2>(column);
-    if (column < store.value_pitch) write.template operator()<1>(column);
+    });
 }
 
 /// Rows that are multiplied with a state, a few at a time.
