@@ -69,17 +69,16 @@ template <class Build, class Element, class P>
 SASH_INLINE bool suits_decode(const softmax_job<P>& job) {
     constexpr int64 most = decode_rows<Build>::capacity, half = query_tile<Build>::capacity < most ? most : most / 2;
     const bool fills_lanes = std::is_same_v<Element, float> || multiplies_as_words<Build, Element>(job);
-    return job.query.tokens * job.group <= (fills_lanes ? half : most);
+    return job.rows() <= (fills_lanes ? half : most);
 }
 
 /// Adds the tasks of one tile of rows: one for each piece of its keys.
 template <class Build, class P>
 void plan_tile(softmax_plan& plan, arena& memory, const softmax_job<P>& job, softmax_task tile, int64 piece,
                int64 whole) {
-    const int64 first_query = job.first_query + tile.first_row / job.group;
-    const int64 last_query = job.first_query + (tile.first_row + tile.rows - 1) / job.group + 1;
+    const key_interval queries = job.queries_of(tile.first_row, tile.rows);
     const int64 first_task = plan.task_count;
-    for_each_piece(ask::visible(*job.policy, first_query, last_query, tile.head), job.store->length, piece, whole,
+    for_each_piece(ask::visible(*job.policy, queries.first, queries.last, tile.head), job.store->length, piece, whole,
                    [&](int64 first, int64 last) {
                        tile.key_first = first;
                        tile.key_last = last;
@@ -106,7 +105,7 @@ void plan_tile(softmax_plan& plan, arena& memory, const softmax_job<P>& job, sof
 /// Adds the tasks of one sequence. The last rows have most keys, so they come first.
 template <class Build, class P>
 void plan_job(softmax_plan& plan, arena& memory, const softmax_job<P>& job, int64 index, int64 key_piece) {
-    const int64 rows = job.query.tokens * job.group;
+    const int64 rows = job.rows();
     if (rows == 0) return;
     const int64 height = job.decodes ? rows : query_tile<Build>::capacity;
     const int64 tiles = (rows + height - 1) / height;
@@ -328,7 +327,7 @@ int64 bytes_of_worker(const softmax_round<P>* rounds, int64 count) {
         const softmax_job<P>& job = rounds[j].job;
         arena tile, one, tokens;
         query_scratch<Build>{}.template carve<P>(tile, *job.dims, codec<float>::value_pitch(job.dims->value_dim));
-        if (job.decodes) decode_scratch<Build>{}.template carve<P>(one, *job.dims, job.query.tokens * job.group);
+        if (job.decodes) decode_scratch<Build>{}.template carve<P>(one, *job.dims, job.rows());
         tokens.take<float>(block_tokens * (job.dims->key_dim + job.dims->value_dim));
         most = detail::larger(most, detail::larger(tile.used, detail::larger(one.used, tokens.used)));
     }

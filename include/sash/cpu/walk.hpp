@@ -28,7 +28,7 @@ struct arena {
     }
 };
 
-/// What one call asks of one sequence. Row r of a KV head is query head kv_head · group + r % group of token r / group.
+/// What one call asks of one sequence. The rows of a KV head are, token by token, the query heads that share it.
 template <class P>
 struct softmax_job {
     const P* policy = nullptr;
@@ -44,6 +44,16 @@ struct softmax_job {
     bool finish = true;
     int64 group = 1;       // query rows a token has in one KV head
     bool decodes = false;  // its rows, being few, go to the decode kernel
+
+    SASH_INLINE int64 rows() const { return query.tokens * group; }  // of one KV head
+    SASH_INLINE int64 token_of(int64 row) const { return row / group; }
+    SASH_INLINE int64 head_of(int64 kv_head, int64 row) const { return kv_head * group + row % group; }
+    /// The head of `query` that holds query head `head`: several may read one.
+    SASH_INLINE int64 operand_of(int64 head) const { return head / (dims->heads / dims->query_heads); }
+    /// Positions of the queries of rows [first, first + count).
+    SASH_INLINE key_interval queries_of(int64 first, int64 count) const {
+        return {first_query + token_of(first), first_query + token_of(first + count - 1) + 1};
+    }
 };
 
 /// Rows [first_row, first_row + rows) of one KV head over the keys in [key_first, key_last). Where the keys of a row are
@@ -99,8 +109,8 @@ void deliver(const softmax_job<P>& job, const softmax_task& task, float* numerat
             task.partial[task.rows * pitch + task.rows + r] = denominator[r];
         } else {
             const int64 row = task.first_row + r;
-            write_finished<Build>(job, row / job.group, task.head * job.group + row % job.group, numerator + r * pitch,
-                                  pitch, maximum[r], denominator[r]);
+            write_finished<Build>(job, job.token_of(row), job.head_of(task.head, row), numerator + r * pitch, pitch,
+                                  maximum[r], denominator[r]);
         }
     }
 }
@@ -110,8 +120,7 @@ void deliver(const softmax_job<P>& job, const softmax_task& task, float* numerat
 /// Query row r of a KV head in the given frame, as floats, turned where the positions are rotary.
 template <class Build, class P>
 const float* query_row(const softmax_job<P>& job, int64 kv_head, int64 r, int frame, float* scratch) {
-    const int64 token = r / job.group, head = kv_head * job.group + r % job.group;
-    const int64 operand = head / (job.dims->heads / job.dims->query_heads);
+    const int64 token = job.token_of(r), operand = job.operand_of(job.head_of(kv_head, r));
     const detail::turn* turns = job.turns[frame];
     if (turns == nullptr) return float_row<Build>(job.query, token, operand, scratch);
     read_row<Build>(job.query, token, operand, scratch);
@@ -252,7 +261,7 @@ template <class P>
 SASH_INLINE void fill_distances(const softmax_job<P>& job, const softmax_task& task, const row_notes& s,
                                 const key_tile& tile, int64 lane_zero) {
     for (int64 r = 0; r < task.rows; ++r) {
-        const int64 query = job.first_query + (task.first_row + r) / job.group;
+        const int64 query = job.first_query + job.token_of(task.first_row + r);
         if constexpr (ask::affine_distance<P>) {
             const int64 to_first = ask::distance(*job.policy, query, lane_zero + tile.first, task.head);
             s.distance[r] = static_cast<float>(to_first + tile.first);
@@ -272,7 +281,7 @@ SASH_INLINE bool fill_visible(const softmax_job<P>& job, const softmax_task& tas
     bool partial = false;
     any = false;
     for (int64 r = 0; r < task.rows;) {
-        const int64 token = (task.first_row + r) / job.group;
+        const int64 token = job.token_of(task.first_row + r);
         const std::uint64_t bits =
             seen_lanes(*job.policy, job.first_query + token, task.head, frame, lane_zero, tile.first, tile.last);
         partial |= bits != all;
@@ -289,9 +298,8 @@ void read_keys(const softmax_job<P>& job, const softmax_task& task, const row_no
     const score_stage stage = stage_of(job);
     const float factor = stage.empty() ? job.scores->scale * log2_e : job.scores->scale;
     for (int64 r = 0; r < task.rows; ++r)
-        s.head[r] = static_cast<std::int32_t>(task.head * job.group + (task.first_row + r) % job.group);
-    const key_interval queries{job.first_query + task.first_row / job.group,
-                               job.first_query + (task.first_row + task.rows - 1) / job.group + 1};
+        s.head[r] = static_cast<std::int32_t>(job.head_of(task.head, task.first_row + r));
+    const key_interval queries = job.queries_of(task.first_row, task.rows);
     // A head's tiles of queries are taken from the last to the first; each begins about where the one before it did.
     tile_stream<Build, P> coming{job, task, queries, task.head + (task.first_row == 0 ? 1 : 0)};
     constexpr int places = decode::most_tiles;  // tiles may be small: while one is read, some are on their way
@@ -349,10 +357,9 @@ struct query_scratch : row_notes {
 /// in `scratch`.
 template <class Build, class P>
 const std::int32_t* query_words(const softmax_job<P>& job, int64 kv_head, int64 r, int frame, float* scratch) {
-    const int64 token = r / job.group, head = kv_head * job.group + r % job.group, dim = job.query.dim;
-    const int64 operand = head / (job.dims->heads / job.dims->query_heads);
+    const int64 dim = job.query.dim;
     if (job.turns[frame] == nullptr && job.query.dim_stride == 1 && dim % 2 == 0)
-        return static_cast<const std::int32_t*>(job.query.at(token, operand));
+        return static_cast<const std::int32_t*>(job.query.at(job.token_of(r), job.operand_of(job.head_of(kv_head, r))));
     const float* row = query_row<Build>(job, kv_head, r, frame, scratch);
     auto* words = reinterpret_cast<bfloat16*>(scratch);  // a number is read before its place is written
     narrow<Build>(row, words, dim);
@@ -379,8 +386,8 @@ template <class Build, class P>
 void write_tile(const softmax_job<P>& job, const softmax_task& task, query_scratch<Build>& s) {
     constexpr int64 capacity = query_tile<Build>::capacity;
     const bool straight = job.out.type == scalar::f32 && job.out.dim_stride == 1;
-    const auto token = [&](int64 r) { return (task.first_row + r) / job.group; };
-    const auto head = [&](int64 r) { return task.head * job.group + (task.first_row + r) % job.group; };
+    const auto token = [&](int64 r) { return job.token_of(task.first_row + r); };
+    const auto head = [&](int64 r) { return job.head_of(task.head, task.first_row + r); };
     float* rows[capacity];
     float weights[capacity];
     for (int64 r = 0; r < task.rows; ++r) {
@@ -433,7 +440,7 @@ void attend_tile_with(const softmax_job<P>& job, const softmax_task& task, query
     begin<Build>(s.tile);
     // What the next tile begins with, if it comes here, and before that what this one ends with.
     s.tile.wish_count = 0;
-    const int64 next = detail::larger(0, task.first_row - s.tile.capacity), head = task.head * job.group;
+    const int64 next = detail::larger(0, task.first_row - s.tile.capacity), head = job.head_of(task.head, 0);
     if (job.dims->heads == job.dims->query_heads)
         wish_for_rows(s.tile, job.query, next, task.first_row, head, job.group);
     if (!task.partial) wish_for_rows(s.tile, job.out, task.first_row, task.first_row + task.rows, head, job.group);
