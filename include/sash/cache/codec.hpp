@@ -161,19 +161,7 @@ struct codec {
     /// pair of dimensions: words of two Elements (std::int32_t), in place.
     template <class Build, class Number>
     static const Number* key_panel(const std::byte* block, int64 lane, int64 key_dim, float* scratch) {
-        const Element* from = keys(block);
-        if constexpr (!std::is_same_v<Number, float>) {
-            return as_words(from + key_at(0, lane, key_dim));
-        } else if constexpr (std::is_same_v<Element, float>) {
-            return from + key_at(0, lane, key_dim);
-        } else {
-            constexpr int64 width = detail::panel_width;
-            for (int64 d = 0; d < key_dim; d += words::value)
-#pragma GCC unroll 4
-                for (int64 i = 0; i < width; i += cpu::lanes<Build>)
-                    unpack(from + key_at(d, lane + i, key_dim), scratch + d * width + i, width);
-            return scratch;
-        }
+        return panel<Build, Number>(key_column(block, lane, key_dim), 0, key_dim, scratch);
     }
 
     /// Columns [column, column + 16) of the value rows of lanes [first, last). Row l of the panel is lane l; of words, the
@@ -181,19 +169,7 @@ struct codec {
     template <class Build, class Number>
     static const Number* value_panel(const std::byte* block, int64 column, int64 first, int64 last, int64 key_dim,
                                      float* scratch) {
-        const Element* from = values(block, key_dim);
-        if constexpr (!std::is_same_v<Number, float>) {
-            return as_words(from + value_at(0, column));
-        } else if constexpr (std::is_same_v<Element, float>) {
-            return from + value_at(0, column);
-        } else {
-            constexpr int64 width = detail::panel_width;
-            for (int64 token = first / words::value * words::value; token < last; token += words::value)
-#pragma GCC unroll 4
-                for (int64 i = 0; i < width; i += cpu::lanes<Build>)
-                    unpack(from + value_at(token, column + i), scratch + token * width + i, width);
-            return scratch;
-        }
+        return panel<Build, Number>(value_column(block, column, key_dim), first, last, scratch);
     }
 
     /// A column of a panel, as wide as a register: as many keys from `lane` on, or columns of values, with all their terms.
@@ -260,6 +236,24 @@ private:
             cpu::store(to + pitch, both.second);
         } else {
             cpu::store(to, cpu::load(p));
+        }
+    }
+
+    /// Rows [first, last) of the panel at `from`, in their places: as they lie, or as floats in `scratch`, [last][16].
+    template <class Build, class Number>
+    static const Number* panel(const Element* from, [[maybe_unused]] int64 first, [[maybe_unused]] int64 last,
+                               [[maybe_unused]] float* scratch) {
+        if constexpr (!std::is_same_v<Number, float>) {
+            return as_words(from);
+        } else if constexpr (std::is_same_v<Element, float>) {
+            return from;
+        } else {
+            constexpr int64 width = detail::panel_width;
+            for (int64 t = first / words::value * words::value; t < last; t += words::value)
+#pragma GCC unroll 4
+                for (int64 i = 0; i < width; i += cpu::lanes<Build>)
+                    unpack(from + t * width + i * words::value, scratch + t * width + i, width);
+            return scratch;
         }
     }
 
