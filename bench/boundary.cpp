@@ -56,10 +56,10 @@ double bandwidth_of_run() {
     return median;
 }
 
-/// Seconds of f(), which works on memory.
+/// The median of what seconds() says of something that works on memory, as if its bandwidth were that of the whole run.
 template <class F>
-double seconds_from_memory(const bench::effort& most, F&& f) {
-    const auto [rates, times] = bench::in_turn(most, machine::read_bandwidth<>, [&] { return machine::seconds_of(f); });
+double seconds_from_memory(const bench::effort& most, F&& measure) {
+    const auto [rates, times] = bench::in_turn(most, machine::read_bandwidth<>, measure);
     std::vector<double> seconds;
     for (std::size_t i = 0; i < times.size(); ++i) seconds.push_back(times[i] * rates[i] / bandwidth_of_run());
     return bench::summary(std::move(seconds)).median;
@@ -90,9 +90,8 @@ step decode(const Method& m, int64 batch, const bench::effort& most) {
     bench::cold_sequences<Method> layers(m, fitting);
     const double of_step = static_cast<double>(fitting) * m.moved() + m.shared();
     const int steps = std::max(1, static_cast<int>(50e6 / of_step));
-    const double seconds = seconds_from_memory(most, [&] {
-        for (int i = 0; i < steps; ++i) layers.step();
-    });
+    const double seconds =
+        seconds_from_memory(most, [&] { return bench::seconds_of_step(steps, of_step, [&] { layers.step(); }); });
     return {.name = Method::name,
             .keys = keys_of(m),
             .states = Method::states,
@@ -101,7 +100,7 @@ step decode(const Method& m, int64 batch, const bench::effort& most) {
             .held = m.held(),
             .moved = m.moved(),
             .bytes = layers.bytes(),
-            .seconds = seconds / static_cast<double>(steps * fitting)};
+            .seconds = seconds / static_cast<double>(fitting)};
 }
 
 struct prompt_cost {
@@ -155,11 +154,12 @@ void run_stream(const Method& m, const settings& s, std::vector<stream_cost>& fo
         while (copies.size() < count) copies.push_back(grows ? grown(position) : stream);
         std::size_t next = 0;
         const auto step = [&] {
-            for (int i = 0; i < 64; ++i, next = (next + 1) % count)
-                sash::attend(tokens.slice(0, 1), copies[next], tokens.rows(0, 1),
-                             {.run = sash::serial{}, .workspace = &scratch});
+            sash::attend(tokens.slice(0, 1), copies[next], tokens.rows(0, 1),
+                         {.run = sash::serial{}, .workspace = &scratch});
+            next = (next + 1) % count;
         };
-        found.push_back({Method::name, keys_of(m), position, seconds_from_memory(s.most, step) / 64});
+        const auto seconds = [&] { return bench::seconds_of_step(64, held, step); };
+        found.push_back({Method::name, keys_of(m), position, seconds_from_memory(s.most, seconds)});
     }
 }
 

@@ -91,16 +91,12 @@ public:
     /// Thread CPU time of a step, the mean over about 100 MB of states.
     double seconds() {
         const int steps = std::max(1, static_cast<int>(100e6 / bytes_));
-        return machine::seconds_of([&] {
-                   for (int i = 0; i < steps; ++i) step();
-               }) /
-               steps;
+        return seconds_of_step(steps, bytes_, [&] { step(); });
     }
 
 private:
     void step(sash::kv_cache<Policy>& layer) {
-        sash::attend(tokens_.slice(0, 1), layer, tokens_.rows(0, 1),
-                     {.run = sash::serial{}, .workspace = &scratch_});
+        sash::attend(tokens_.slice(0, 1), layer, tokens_.rows(0, 1), {.run = sash::serial{}, .workspace = &scratch_});
     }
 
     gated_prompt<Policy> tokens_;

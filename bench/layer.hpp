@@ -183,4 +183,16 @@ void in_all_phases(cold_layers<Cache>& layers, Step&& step) {
 template <class Make>
 cold_layers(double, Make&&) -> cold_layers<std::invoke_result_t<Make>>;
 
+/// Thread CPU time of a step that touches so many bytes of cold layers, the mean of `steps`. As many as fill a last cache
+/// go before, untimed: what they wrote is written back while the others are timed, as it is in a long run.
+template <class Step>
+double seconds_of_step(int steps, double touched, Step&& step) {
+    constexpr double last_cache = 64e6;
+    for (double bytes = 0; bytes < last_cache; bytes += touched) step();
+    return machine::seconds_of([&] {
+               for (int i = 0; i < steps; ++i) step();
+           }) /
+           steps;
+}
+
 }  // namespace bench

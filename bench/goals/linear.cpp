@@ -16,20 +16,20 @@ class cold_steps {
 public:
     cold_steps(bench::prompt& tokens, const Policy& policy, int64 length, double touched)
         : tokens_(&tokens),
+          touched_(touched),
           layers_(touched, [first = bench::filled<Element>(tokens, policy, length)] { return first; }) {}
 
     double seconds() {
         constexpr int steps = 64;
-        return machine::seconds_of([this] {
-                   for (int i = 0; i < steps; ++i)
-                       sash::attend(tokens_->query(1), tokens_->key(1), tokens_->value(1), layers_.next(),
-                                    tokens_->rows(1), {.run = sash::serial{}, .workspace = &scratch_});
-               }) /
-               steps;
+        return bench::seconds_of_step(steps, touched_, [this] {
+            sash::attend(tokens_->query(1), tokens_->key(1), tokens_->value(1), layers_.next(), tokens_->rows(1),
+                         {.run = sash::serial{}, .workspace = &scratch_});
+        });
     }
 
 private:
     bench::prompt* tokens_;
+    double touched_;
     bench::cold_layers<sash::kv_cache<Policy, Element>> layers_;
     sash::workspace scratch_;
 };
