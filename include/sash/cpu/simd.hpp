@@ -495,7 +495,6 @@ SASH_INLINE void store(std::int8_t* p, integers x) {
 #endif
 }
 
-/// To nearest, ties to even; |x| < 2^31, not NaN.
 /// x / y, to nearest. (On aarch64 the operator of xsimd 8.1 is a reciprocal in two steps, off by some units.)
 SASH_INLINE floats quotient(floats x, floats y) {
 #if defined(__aarch64__)
@@ -505,6 +504,7 @@ SASH_INLINE floats quotient(floats x, floats y) {
 #endif
 }
 
+/// To nearest, ties to even; |x| < 2^31, not NaN.
 SASH_INLINE integers nearest_integers(floats x) { return xsimd::nearbyint_as_int(x); }
 SASH_INLINE floats to_floats(integers x) { return xsimd::to_float(x); }
 
