@@ -253,6 +253,31 @@ TEST_CASE("Memory is bounded for ever, and steady decoding allocates nothing") {
     run(any_cache(kind<sash::linear<>>{{}, {}, shape}, storage));
 }
 
+TEST_CASE("A window of several pieces allocates nothing once its ring is full") {
+    const sash::shape shape{.heads = 4, .kv_heads = 1, .head_dim = 8};
+    const stream s(300, 1, shape);
+    for (const int64 key_piece : {100, 512})
+        for (const int64 tokens : {1, 3})
+            for (const int64 window : {100, 640, 1100, 2100})
+                for (const int64 sinks : {0, 4, 100}) {
+                    poisoned_memory memory;
+                    const sash::sliding_window policy{.window = window, .sinks = sinks};
+                    sash::kv_cache<sash::sliding_window> cache(policy, shape, {}, {.memory = memory.source()});
+                    sash::workspace scratch(0, memory.source());
+                    std::vector<float> out(std::size_t(tokens * 4 * 8));
+                    int64 calls = 0;
+                    for (int64 t = 0; t < 2 * window + sinks + 2000; t += tokens) {
+                        const int64 at = t % 297;
+                        sash::attend(s.query.in(at, tokens), s.key.in(at, tokens), s.value.in(at, tokens), cache,
+                                     {out.data(), tokens, 4, 8},
+                                     {.run = sash::serial{}, .workspace = &scratch, .key_piece = key_piece});
+                        if (t <= window + sinks + 64) calls = memory.calls();
+                    }
+                    CAPTURE(key_piece, tokens, window, sinks);
+                    CHECK(memory.calls() == calls);
+                }
+}
+
 TEST_CASE("bytes() is what the memory source has given") {
     const stream s = tokens(700);
     for_each_kind([&](const maker& make) {

@@ -208,6 +208,32 @@ TEST_CASE("R03: a read stands at the cache's length, or where it is said to") {
     CHECK(cache.length() == 15);
 }
 
+TEST_CASE("R03: a read whose first query sees sinks alone is refused where a later one sees what has left") {
+    const history h = uniform(200);
+    const auto try_all = [&](const auto& policy, int64 last_that_works) {
+        kv_cache cache(policy, {.head_dim = 1});
+        sash::append(h.keys(0, 200), h.values(0, 200), cache);
+        for (int64 tokens = 1; tokens <= 8; ++tokens) {
+            floats out(8, 7.f);
+            const auto read = [&] {
+                sash::read(h.queries(0, tokens), cache, {out.data(), tokens, 1, 1}, {.first_query = 2});
+            };
+            CAPTURE(tokens);
+            if (2 + tokens - 1 <= last_that_works) {
+                read();
+                for (int64 t = 0; t < tokens; ++t) CHECK(out[std::size_t(t)] == float(2 + t) / 2);
+            } else {
+                CHECK_THROWS_WITH(read(),
+                                  Catch::Contains("the query at position " + std::to_string(last_that_works + 1) +
+                                                  " sees key " + std::to_string(last_that_works + 1)));
+                CHECK(out == floats(8, 7.f));
+            }
+        }
+    };
+    try_all(sliding_window{.window = 8, .sinks = 4}, 3);
+    try_all(sash::terraced_window{.window = 4, .sinks = 4}, 3);
+}
+
 TEST_CASE("R03: two queries of a full cache read at two positions see what stood there") {
     const history h = uniform(9);
     kv_cache cache(full{}, {.head_dim = 1});

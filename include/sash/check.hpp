@@ -87,18 +87,25 @@ SASH_INLINE int64 tokens_in(const tokens_of<P>& in, verb what) {
     return what == verb::read ? in.query.tokens : in.key.tokens;
 }
 
+/// Refuses a query that sees a key which has left the cache.
+template <class Build, class P>
+void check_keys_are_held(const P& p, const block_store& s, int64 query, int64 head) {
+    for (const key_interval& i : ask::visible(p, query, query + 1, head))
+        for (int64 key = i.first; key < smaller(i.last, s.oldest);) {
+            require<Build>(next_held(s, key) == key, "the query at position ", query, " sees key ", key,
+                           ", which has left the cache; the oldest key there is ", s.oldest);
+            for (const key_interval& stay : s.pinned)
+                if (key >= stay.first && key < stay.last) key = stay.last;
+        }
+}
+
+/// Each query is asked for: the first may see sinks alone, and a later one what is gone.
 template <class Build, class P>
 void check_first_query(const P& p, const block_store& s, int64 first, int64 tokens) {
     require<Build>(first >= 0 && first <= far_away, "first_query is ", first, ", must not be negative");
-    if (first >= s.length || tokens == 0) return;
-    for (int64 h = 0; h < s.heads; ++h)
-        for (const key_interval& i : ask::visible(p, first, first + 1, h))
-            for (int64 key = i.first; key < smaller(i.last, s.oldest);) {
-                require<Build>(next_held(s, key) == key, "the query at position ", first, " sees key ", key,
-                               ", which has left the cache; the oldest key there is ", s.oldest);
-                for (const key_interval& stay : s.pinned)
-                    if (key >= stay.first && key < stay.last) key = stay.last;
-            }
+    const int64 heads = ask::visible_by_head<P> ? s.heads : 1;
+    for (int64 query = first; s.oldest > 0 && query < smaller(first + tokens, s.length); ++query)
+        for (int64 h = 0; h < heads; ++h) check_keys_are_held<Build>(p, s, query, h);
 }
 
 template <class Build, class P, class E>

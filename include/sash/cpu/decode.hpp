@@ -2,10 +2,10 @@
 /// \file
 /// One token at a time, or a few: keys stand in the lanes of registers.
 ///
-/// The rows are the query heads of these tokens that share a KV head, up to eight (where the registers are short:
-/// sixteen). Nothing is computed that memory does not have to deliver first, so the kernel is arranged around the stream
-/// of cache lines: each is loaded once and meets all rows (AVX2: four at a time), in the order of their addresses, and what
-/// is needed next is asked for while this is worked on.
+/// The rows are the query heads of these tokens that share a KV head: up to sixteen; where they meet floats, and registers
+/// are many, up to eight. Nothing is computed that memory does not have to deliver first, so the kernel is arranged around
+/// the stream of cache lines: each meets all rows when it comes, four or eight at a time, in the order of their addresses,
+/// and what is needed next is asked for while this is worked on.
 ///
 ///     S[row][key]  = Σ_d    q[row][d] · K[d][key]            lanes: keys
 ///     P[row][key]  = 2^(S[row][key] - m[row])

@@ -419,8 +419,23 @@ int64 largest_round(const softmax_sequence<P>& s, detail::block_store imagined, 
     return largest;
 }
 
-/// Bytes of workspace that `perform` takes for these sequences. `ahead`: for the same number of new tokens at the end of what
-/// their storage has room for, so that the workspace grows when storage does, and not while a sequence runs through it.
+/// The length at which the same number of new tokens takes most workspace, in what storage has room for: at its end. A
+/// ring is run through again and again; there it is where a cut falls right in front of the last token. And it grows to
+/// its full size beside the same workspace, unless that is far away.
+template <class Build, class Element, class P>
+int64 fullest_length(const softmax_sequence<P>& s, int64 key_piece) {
+    const detail::block_store& store = *s.store;
+    if (!store.bounded) return detail::chain_room(store) - s.key.tokens;
+    const int64 piece = key_piece > 0 ? key_piece : usual_piece(store, suits_decode<Build, Element>(s.job));
+    constexpr int64 near = 16384 / block_tokens;
+    const int64 blocks = detail::smaller(detail::steady_blocks<Build>(store, *s.job.policy),
+                                         detail::larger(near, 8 * store.ring_blocks));
+    const int64 last = detail::larger(store.length + s.key.tokens - 1, blocks * block_tokens);
+    return detail::round_up(last, piece) + 1 - s.key.tokens;
+}
+
+/// Bytes of workspace that `perform` takes for these sequences. `ahead`: for the same number of new tokens where they take
+/// most, so that the workspace grows when storage does, and not while a sequence runs through it.
 template <class Build, class Element, class P>
 int64 workspace_for(const softmax_sequence<P>* sequences, int64 count, int64 key_piece, const runner& run,
                     bool ahead = false) {
@@ -428,8 +443,8 @@ int64 workspace_for(const softmax_sequence<P>* sequences, int64 count, int64 key
     for (int64 j = 0; j < count; ++j) {
         softmax_sequence<P> s = sequences[j];
         detail::block_store imagined = *s.store;
-        const int64 end = s.store->bounded ? 0 : detail::chain_room(*s.store) - s.key.tokens;
-        if (ahead && s.writes && end > imagined.length) imagined.length = s.job.first_query = end;
+        const int64 later = ahead && s.writes ? fullest_length<Build, Element>(s, key_piece) : 0;
+        if (later > imagined.length) imagined.length = s.job.first_query = later;
         sum += largest_round<Build, Element>(s, imagined, key_piece, run);
     }
     return sum;
