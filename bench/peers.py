@@ -92,12 +92,24 @@ class Layers:
     def append(self, k, v):
         self.library.sash_append(self.handle, k.shape[0], k.data_ptr(), v.data_ptr())
 
-    def attend(self, q, k, v, out, decay=None, beta=None):
-        given = lambda x: x.data_ptr() if x is not None else None
-        self.library.sash_attend(self.handle, q.shape[0], *map(given, [q, k, v, decay, beta, out]))
+    def attending(self, q, k, v, out, decay=None, beta=None):
+        """A call to be repeated; it returns `out`. What it takes is looked up here, once, as a program in C++ would."""
+        tensors = [q, k, v, decay, beta, out]  # kept, so that they stay where they are
+        return self.repeated(self.library.sash_attend, ctypes.c_int64(q.shape[0]), tensors)
 
-    def read(self, q, out):
-        self.library.sash_read(self.handle, q.data_ptr(), out.data_ptr())
+    def reading(self, q, out):
+        return self.repeated(self.library.sash_read, None, [q, out])
+
+    def repeated(self, call, tokens, tensors):
+        pointers = [ctypes.c_void_p(x.data_ptr() if x is not None else None) for x in tensors]
+        arguments = [ctypes.c_void_p(self.handle)] + ([tokens] if tokens is not None else []) + pointers
+
+        def run():
+            call(*arguments)
+            return tensors[-1]
+
+        run.layers = self  # which live as long as the call
+        return run
 
 
 class Bench:
@@ -294,7 +306,7 @@ def prefill_rows(bench, torch_peer, onnx):
                     buffers = [torch.empty(1, 8, n, dim) for _ in range(2)]
                     peers["ONNX Runtime"] = onnx.call(t, *buffers, n)
                 bench.row(name, 4 * dim * 32 * visible_pairs(n, n), peak_of(bench, is_narrow),
-                          lambda: attend_all(layers, t), peers, 0.05 if is_narrow else 1e-4)
+                          attending_all(layers, t.q, t.k, t.v, t.out), peers, 0.05 if is_narrow else 1e-4)
 
 
 def window_rows(bench, torch_peer, onnx):
@@ -313,7 +325,7 @@ def window_rows(bench, torch_peer, onnx):
                 mask = causal(window, sinks)(0, 0, positions[:, None], positions[None, :])
                 peers["torch SDPA, mask"] = lambda: torch_peer.sdpa(*t.theirs, mask=mask)
             work = 4 * dim * 32 * visible_pairs(n, window + sinks)
-            bench.row(name, work, peak_of(bench, False), lambda: attend_all(layers, t), peers, 1e-4)
+            bench.row(name, work, peak_of(bench, False), attending_all(layers, t.q, t.k, t.v, t.out), peers, 1e-4)
 
             # Without sinks, for the peers that have none.
             plain = bench.sash.layers(0, 1, window, 0, 32, 8, dim)
@@ -323,13 +335,18 @@ def window_rows(bench, torch_peer, onnx):
                 buffers = [torch.empty(1, 8, n, dim) for _ in range(2)]
                 peers["ONNX Runtime, window"] = onnx.call(t, *buffers, n, window)
             bench.row(name.replace(" + 4", ""), 4 * dim * 32 * visible_pairs(n, window), peak_of(bench, False),
-                      lambda: attend_all(plain, t), peers, 1e-4)
+                      attending_all(plain, t.q, t.k, t.v, t.out), peers, 1e-4)
 
 
-def attend_all(layers, t):
-    layers.reset()
-    layers.attend(t.q, t.k, t.v, t.out)
-    return t.out
+def attending_all(layers, *tensors):
+    """A prompt from its beginning, again and again."""
+    attend = layers.attending(*tensors)
+
+    def run():
+        layers.reset()
+        return attend()
+
+    return run
 
 
 def peak_of(bench, is_narrow):
@@ -377,13 +394,8 @@ def decode_rows(bench, torch_peer, onnx):
             if onnx and not is_narrow:
                 calls = Turn([onnx.call(t, a, b, keys) for a, b in zip(copies(k, count), copies(v, count))])
                 peers["ONNX Runtime"] = lambda: calls()()
-            bench.row(name, bytes, bench.sash.library.sash_read_bandwidth, lambda: read_next(layers, t), peers,
+            bench.row(name, bytes, bench.sash.library.sash_read_bandwidth, layers.reading(t.q, t.out), peers,
                       0.02 if is_narrow else 1e-4, calls=max(1, round(1e8 / bytes)))
-
-
-def read_next(layers, t):
-    layers.read(t.q, t.out)
-    return t.out
 
 
 def windowed_decode_rows(bench, torch_peer, onnx):
@@ -402,9 +414,7 @@ def windowed_decode_rows(bench, torch_peer, onnx):
     q, k, v = t.theirs
     token = [k[:, :, -1:].contiguous(), v[:, :, -1:].contiguous()]
 
-    def ours():
-        layers.attend(t.q, t.k[-1:], t.v[-1:], t.out)
-        return t.out
+    ours = layers.attending(t.q, t.k[-1:], t.v[-1:], t.out)
 
     def ring_of(keys_of_layer):
         rings = Turn([[x[:, :, :keys_of_layer].contiguous() for x in (k, v)] for _ in range(count)])
@@ -465,10 +475,7 @@ def linear_decode_rows(bench, torch_peer):
     scale = dim ** -0.5
     before = 32  # 64 MB, more than a last cache: what they wrote is written back meanwhile, as in a long run
 
-    def ours():
-        layers.attend(t.q, t.k, t.v, t.out, decay)
-        return t.out
-
+    ours = layers.attending(t.q, t.k, t.v, t.out, decay)
     states = lambda: Turn([torch.zeros(heads, dim, dim) for _ in range(count)])
     baddbmm_states, addcmul_states = states(), states()
 
@@ -507,6 +514,7 @@ def linear_decode_rows(bench, torch_peer):
         return run
 
     layers = bench.sash.layers(count, heads, dim, kind="linear")  # at the same token as theirs again
+    ours = layers.attending(t.q, t.k, t.v, t.out, decay)
     bench.row(name + ", fla", bytes, bench.sash.library.sash_read_bandwidth, ours,
               {"fla naive simple_gla": fla(naive_recurrent_simple_gla, decay.reshape(1, 1, heads)),
                "fla naive gla": fla(naive_recurrent_gla, per_channel)}, 1e-4, calls=8,
@@ -534,17 +542,12 @@ def linear_prefill_rows(bench, torch_peer):
     rows = [x.unsqueeze(0) for x in (t.q, t.k, t.v, decay)]
     work = 4 * dim * dim * heads * n
     for name, kind, gates, theirs in [
-            (names[0], "linear", {}, lambda: naive_chunk_simple_gla(*rows)),
-            (names[1], "delta", {"beta": beta}, lambda: naive_chunk_gated_delta_rule(*rows, beta.unsqueeze(0)))]:
+            (names[0], "linear", [], lambda: naive_chunk_simple_gla(*rows)),
+            (names[1], "delta", [beta], lambda: naive_chunk_gated_delta_rule(*rows, beta.unsqueeze(0)))]:
         if not bench.wants(name):
             continue
         layers = bench.sash.layers(1, heads, dim, kind=kind)
-
-        def ours():
-            layers.reset()
-            layers.attend(t.q, t.k, t.v, t.out, decay, **gates)
-            return t.out
-
+        ours = attending_all(layers, t.q, t.k, t.v, t.out, decay, *gates)
         bench.row(name, work, peak_of(bench, False), ours, {"fla naive chunk": lambda: theirs()[0][0]}, 1e-4)
 
 
