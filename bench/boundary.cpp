@@ -56,7 +56,8 @@ double bandwidth_of_run() {
     return median;
 }
 
-/// The median of what seconds() says of something that works on memory, as if its bandwidth were that of the whole run.
+/// The median of the seconds that measure() says, of something that works on memory: as if its bandwidth were that of the
+/// whole run.
 template <class F>
 double seconds_from_memory(const bench::effort& most, F&& measure) {
     const auto [rates, times] = bench::in_turn(most, machine::read_bandwidth<>, measure);

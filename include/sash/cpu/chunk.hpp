@@ -34,11 +34,9 @@ inline constexpr int64 most_chunks = 4;  // of a block: queries and keys of so m
 /// Weights of a row: of u_j, then of r_j.
 inline constexpr int64 row_weights = 2 * chunk_tokens;
 
-/// Eight tokens. Rows of key, value, lookup, replacement and fades are `pitch` floats apart, as they lie in the
-/// entries.
+/// Eight tokens.
 struct chunk {
-    float *key = nullptr, *value = nullptr, *lookup = nullptr, *replacement = nullptr, *fades = nullptr;
-    const float* numbers = nullptr;
+    entry_parts<float> entry;  ///< of the first; those behind it are `pitch` floats apart
     int64 pitch = 0;
     float* query = nullptr;          ///< [8 · rows][feature_pitch], token-major
     float* numerator = nullptr;      ///< [8 · rows][value_pitch]
@@ -92,9 +90,9 @@ SASH_INLINE void multiply_row(float* x, const float* factors, int64 n) {
 template <class Build, class Step>
 void weigh_row(const chunk& c, int64 n, int64 at, int64 count, float* x, float* weight) {
     if constexpr (Step::replaces)
-        dots_with_rows<Build, 2>(x, {c.key, c.replacement}, c.pitch, count, n, weight);
+        dots_with_rows<Build, 2>(x, {c.entry.key, c.entry.replacement}, c.pitch, count, n, weight);
     else
-        dots_with_rows<Build, 1>(x, {c.key}, c.pitch, count, n, weight);
+        dots_with_rows<Build, 1>(x, {c.entry.key}, c.pitch, count, n, weight);
     if constexpr (Step::forgets == forgetting::by_head) {
         for (int64 j = 0; j < count; ++j) {
             weight[j] *= c.factor[at][j + 1];
@@ -108,7 +106,7 @@ void weigh_row(const chunk& c, int64 n, int64 at, int64 count, float* x, float* 
 /// All tokens in front of token t fade by what it says. Its fades turn into factors.
 template <class Build, class Step>
 void fade_by_token(const chunk& c, int64 n, int64 t) {
-    float* factors = c.fades + t * c.pitch;
+    float* factors = c.entry.fades + t * c.pitch;
     for (int64 f = 0; f < n; f += lanes<Build>) {
         const floats fade = load(factors + f), all = fade_of_both(load(c.fade_of_all + f), fade);
         store(c.fade_of_all + f, all);
@@ -116,8 +114,8 @@ void fade_by_token(const chunk& c, int64 n, int64 t) {
         store(factors + f, factor_of(fade));
     }
     for (int64 j = 0; j < t; ++j) {
-        multiply_row<Build>(c.key + j * c.pitch, factors, n);
-        if constexpr (Step::replaces) multiply_row<Build>(c.replacement + j * c.pitch, factors, n);
+        multiply_row<Build>(c.entry.key + j * c.pitch, factors, n);
+        if constexpr (Step::replaces) multiply_row<Build>(c.entry.replacement + j * c.pitch, factors, n);
     }
 }
 
@@ -128,7 +126,7 @@ void multiply_factors(chunk& c) {
         double product = 1;
         c.factor[t][t] = 1;
         for (int j = t - 1; j >= 0; --j) {
-            product *= factor_of(c.numbers[j * c.pitch + detail::entry_fade]);
+            product *= factor_of(c.entry.numbers[j * c.pitch + detail::entry_fade]);
             c.factor[t][j] = static_cast<float>(product);
         }
         if (t == chunk_tokens) *c.fade_of_all = fade_of(product);
@@ -162,14 +160,14 @@ void weigh_chunk(chunk& c, const detail::state_store& store, int64 rows, [[maybe
             float *query = c.query + (t * rows + r) * n, *weight = c.query_weight + (t * rows + r) * row_weights;
             [[maybe_unused]] float own = 0;
             if constexpr (Step::reads_first)
-                own = bonus_weight<Build>(query, bonus(r), c.key + t * c.pitch, store.features);
+                own = bonus_weight<Build>(query, bonus(r), c.entry.key + t * c.pitch, store.features);
             weigh_row<Build, Step>(c, n, at, count, query, weight);
             if constexpr (Step::reads_first) weight[t] = own;
         }
     };
     for (int64 t = 0; t < chunk_tokens; ++t) {
         if constexpr (corrects<P>)
-            weigh_row<Build, Step>(c, n, t, t, c.lookup + t * c.pitch, c.lookup_weight + t * row_weights);
+            weigh_row<Build, Step>(c, n, t, t, c.entry.lookup + t * c.pitch, c.lookup_weight + t * row_weights);
         if constexpr (Step::reads_first) weigh_queries(t, t, t);
         if constexpr (by_channel) fade_by_token<Build, Step>(c, n, t);
         if constexpr (!Step::reads_first) weigh_queries(t, t + 1, t + 1);
@@ -196,7 +194,7 @@ void advance_normaliser(const chunk& c, int64 n, int64 rows, float* z) {
             sum = fade * old;
         }
         for (int64 j = 0; j < chunk_tokens; ++j) {
-            const floats key = load(c.key + j * c.pitch + f);
+            const floats key = load(c.entry.key + j * c.pitch + f);
             sum = by_head ? fma(floats(c.factor[chunk_tokens][j + 1]), key, sum) : sum + key;
         }
         if constexpr (Step::forgets != forgetting::nothing) sum = kept(old, fade) + sum;
@@ -350,7 +348,7 @@ void correct_strip(const chunk& c, const strip& s, const float* value, float* re
 #pragma GCC unroll 2
     for (int first = 0; first < chunk_tokens; first += tile) {
         floats sum[tile][Vectors];
-        multiply_strip<Build>(s, c.lookup + first * c.pitch, c.pitch, ahead.next(), sum);
+        multiply_strip<Build>(s, c.entry.lookup + first * c.pitch, c.pitch, ahead.next(), sum);
 #pragma GCC unroll 8
         for (int i = 0; i < tile; ++i) {
             const int t = first + i;
@@ -366,7 +364,7 @@ void correct_strip(const chunk& c, const strip& s, const float* value, float* re
             for (int v = 0; v < Vectors; ++v) {
                 float* const to = (P::needs_beta ? error : removed) + t * width + v * lanes<Build>;
                 if constexpr (P::needs_beta)
-                    store(to, floats(c.numbers[t * c.pitch + detail::entry_beta]) *
+                    store(to, floats(c.entry.numbers[t * c.pitch + detail::entry_beta]) *
                                   (load(value + t * c.pitch + v * lanes<Build>) - sum[i][v]));
                 else
                     store(to, sum[i][v]);
@@ -426,12 +424,13 @@ void write_tokens(const chunk& c, strip s, const strip_values& values, Ahead& ah
         s.from = s.to;
         s.from_pitch = s.to_pitch;
     };
-    write.template operator()<forgets>(c.key, values.u, values.pitch, 0);
+    write.template operator()<forgets>(c.entry.key, values.u, values.pitch, 0);
     for (int first = tile; first < chunk_tokens; first += tile)
-        write.template operator()<forgetting::nothing>(c.key, values.u, values.pitch, first);
+        write.template operator()<forgetting::nothing>(c.entry.key, values.u, values.pitch, first);
     if constexpr (step_of<P>::replaces)
         for (int first = 0; first < chunk_tokens; first += tile)
-            write.template operator()<forgetting::nothing>(c.replacement, values.removed, values.removed_pitch, first);
+            write.template operator()<forgetting::nothing>(c.entry.replacement, values.removed, values.removed_pitch,
+                                                           first);
 }
 
 /// Columns [column, column + Vectors registers) through all chunks of a block. `packed` holds as many of every row.
@@ -443,8 +442,9 @@ void advance_strip(const detail::state_store& store, float* state, const chunk* 
     strip s{state + column, packed, store.value_pitch, width, store.features};
     for (int64 i = 0; i < count; ++i) {
         const chunk& c = chunks[i];
-        strip_values values{c.value + column, c.pitch, removed, width};
-        if constexpr (corrects<P>) correct_strip<Build, P, Vectors>(c, s, c.value + column, removed, error, ahead);
+        strip_values values{c.entry.value + column, c.pitch, removed, width};
+        if constexpr (corrects<P>)
+            correct_strip<Build, P, Vectors>(c, s, c.entry.value + column, removed, error, ahead);
         if constexpr (P::needs_beta) values = {error, width};
         for (int64 r = 0; r < rows; ++r)
             read_strip<Build, step_of<P>, Vectors>(c, s, values, store.feature_pitch, rows, r, column,

@@ -549,16 +549,10 @@ template <class Build, class P>
 chunk chunk_in(const recurrent_task<P>& at, const token_block& b, int64 i) {
     const detail::state_store& store = at.store;
     const int64 first = i * chunk_tokens, reader = first * b.rows;
-    const entry_parts<float> of_first = parts_of<P>(store, at.rows.entry + first * store.entry_floats());
     float* weights = at.rows.weights + i * chunk_floats(store.feature_pitch, b.rows);
     chunk c;
+    c.entry = parts_of<P>(store, at.rows.entry + first * store.entry_floats());
     c.pitch = store.entry_floats();
-    c.key = of_first.key;
-    c.value = of_first.value;
-    c.numbers = of_first.numbers;
-    c.lookup = of_first.lookup;
-    c.replacement = of_first.replacement;
-    c.fades = of_first.fades;
     c.query = at.rows.query + reader * store.feature_pitch;
     c.numerator = b.numerator + reader * store.value_pitch;
     c.denominator = b.denominator + reader;

@@ -51,9 +51,10 @@ struct softmax_plan {
     int64 work = 0;  // multiply-adds at most
 };
 
-/// Keys of a piece, where the caller does not say: about 1 MiB of K and V, so that what a task costs beside its keys is
-/// little. A tile of queries costs more to begin and to merge.
-SASH_INLINE int64 usual_piece(const detail::block_store& store, bool decodes) {
+/// Keys of a piece: as many as the caller says, or, if 0, about 1 MiB of K and V, so that what a task costs beside its keys
+/// is little. A tile of queries costs more to begin and to merge.
+SASH_INLINE int64 keys_of_piece(int64 key_piece, const detail::block_store& store, bool decodes) {
+    if (key_piece > 0) return key_piece;
     int64 keys = decodes ? 512 : 2048;
     while (keys < 4096 && 2 * keys / block_tokens * store.block_bytes <= (int64{9} << 17)) keys *= 2;
     return keys;
@@ -109,8 +110,8 @@ void plan_job(softmax_plan& plan, arena& memory, const softmax_job<P>& job, int6
     if (rows == 0) return;
     const int64 height = job.decodes ? rows : query_tile<Build>::capacity;
     const int64 tiles = (rows + height - 1) / height;
-    const int64 usual = usual_piece(*job.store, job.decodes);
-    const int64 piece = tiles > most_tiles_that_split ? detail::far_away : key_piece > 0 ? key_piece : usual;
+    const bool splits = tiles <= most_tiles_that_split;
+    const int64 piece = splits ? keys_of_piece(key_piece, *job.store, job.decodes) : detail::far_away;
     // A window as long as a piece, with its sinks, is not worth a second one.
     const int64 whole = key_piece > 0 ? 0 : piece + piece / 4;
     const auto add_head = [&](softmax_plan& to, arena& from, int64 head) {
@@ -426,7 +427,7 @@ template <class Build, class Element, class P>
 int64 fullest_length(const softmax_sequence<P>& s, int64 key_piece) {
     const detail::block_store& store = *s.store;
     if (!store.bounded) return detail::chain_room(store) - s.key.tokens;
-    const int64 piece = key_piece > 0 ? key_piece : usual_piece(store, suits_decode<Build, Element>(s.job));
+    const int64 piece = keys_of_piece(key_piece, store, suits_decode<Build, Element>(s.job));
     constexpr int64 near = 16384 / block_tokens;
     const int64 blocks = detail::smaller(detail::steady_blocks<Build>(store, *s.job.policy),
                                          detail::larger(near, 8 * store.ring_blocks));

@@ -28,8 +28,8 @@ using detail::corrects;
 /// part. A token is written from them.
 template <class Number>
 struct entry_parts {
-    Number *key, *value, *numbers;
-    Number *fades, *lookup, *replacement;
+    Number *key = nullptr, *value = nullptr, *numbers = nullptr;
+    Number *fades = nullptr, *lookup = nullptr, *replacement = nullptr;
 };
 using written_token = entry_parts<const float>;
 

@@ -88,7 +88,7 @@ void settle(const detail::state_store& store, int64 s, float* waiting, int64 cou
     const detail::waiting_rows<P> w(waiting, store.feature_pitch, store.value_pitch);
     std::memset(w.key + count * w.pitch, 0, static_cast<std::size_t>((w.most - count) * w.pitch) * sizeof(float));
     chunk c;
-    c.key = w.key;
+    c.entry.key = w.key;
     c.pitch = w.pitch;
     c.fade_of_all = w.fade;
     for (int64 j = 0; j < w.most; ++j) c.factor[chunk_tokens][j + 1] = j < count ? w.factor[j] : 1.0f;
